@@ -1,0 +1,11 @@
+//! The kinds: spec, status, CEL rules, printer columns. No client code.
+//!
+//! Every type here reads what any earlier CRD let in: a field that a rule demands today is still optional in Rust,
+//! because one object that cannot be read would stop the watch of all.
+
+pub mod common;
+pub mod contact_point;
+pub mod tracked_field;
+
+pub use contact_point::ContactPoint;
+pub use tracked_field::TrackedField;

@@ -1,0 +1,211 @@
+//! `TrackedField`: which field of which resource is told to which contact point, and its history.
+
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Tells a contact point when one field of one resource changes.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "tg.azamaton.ru",
+    version = "v1",
+    kind = "TrackedField",
+    plural = "trackedfields",
+    shortname = "tf",
+    category = "quartermaster",
+    namespaced,
+    status = "History",
+    derive = "PartialEq",
+    printcolumn(name = "Kind", type_ = "string", json_path = ".spec.target.kind"),
+    printcolumn(name = "Target", type_ = "string", json_path = ".spec.target.name"),
+    printcolumn(name = "Field", type_ = "string", json_path = ".spec.field"),
+    printcolumn(name = "Value", type_ = "string", json_path = ".status[-1:].value"),
+    printcolumn(name = "Delivery", type_ = "string", json_path = ".status[-1:].delivery"),
+    printcolumn(name = "Waiting", type_ = "string", json_path = ".metadata.annotations.quartermaster\\.dev/waiting"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct TrackedFieldSpec {
+    /// The resource whose field is tracked.
+    #[serde(default)]
+    pub target: Target,
+    /// Name of the `ContactPoint`, in this object's namespace.
+    #[serde(default)]
+    pub contact_point: String,
+    /// `replicas`, `image`, `image:CONTAINER`, `targetPort`, `targetPort:PORT`, or a JSONPath in braces.
+    #[serde(default)]
+    pub field: String,
+    /// A Jinja template of the message, in place of the default one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// How many delivered entries the history keeps, 1 to 200; 50 unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history_limit: Option<i64>,
+    /// While true changes are recorded but not sent; that time does not count towards their 24 hours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspend: Option<bool>,
+}
+
+/// A resource, by kind, namespace and name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Target {
+    /// Deployment, StatefulSet or Service; any other kind together with `apiVersion` and `resource`.
+    #[serde(default)]
+    pub kind: String,
+    /// Its namespace; empty for a cluster-scoped kind.
+    #[serde(default)]
+    pub namespace: String,
+    /// Its name.
+    #[serde(default)]
+    pub name: String,
+    /// Group and version of another kind, such as `batch/v1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_version: Option<String>,
+    /// Plural name of another kind, such as `cronjobs`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource: Option<String>,
+}
+
+/// The status of a `TrackedField`: its history, oldest first. Entries that are `Pending` are its outbox.
+pub type History = Vec<Entry>;
+
+/// One change of the field.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Entry {
+    /// When the operator saw it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+    /// What happened to the resource.
+    pub action: Action,
+    /// The value, up to 1,024 bytes of it. Absent when the resource is deleted or the field is not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+    /// The resource has no such field: not the same as an empty or false one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub missing: bool,
+    /// Of a value that was cut: its whole length and digest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cut: Option<Cut>,
+    /// Unique; receivers can tell a repeated entry by it. Absent on what the original program wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// How far its message got. Absent counts as delivered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivery: Option<Delivery>,
+    /// Why delivery failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What it speaks of, as `KIND/NAMESPACE/NAME/FIELD`: the spec may have changed since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<Subject>,
+    /// UID of the resource: one that was deleted and made again has another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// How many changes this entry stands for, when the outbox was full.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merged: Option<u64>,
+    /// Of a merged entry: the first of its values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_value: Option<String>,
+    /// Since when it is held back, because it or its contact point is suspended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_since: Option<Time>,
+    /// For how many seconds it was held back before; they do not count towards its 24 hours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_seconds: Option<u64>,
+}
+
+/// What happened to the resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Action {
+    /// The resource, or this history of it, is new.
+    Created,
+    /// The field has another value.
+    Updated,
+    /// The resource is gone.
+    Deleted,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// How far an entry's message got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Delivery {
+    /// Waits to be sent, or to be sent again.
+    Pending,
+    /// The receiver took it.
+    Delivered,
+    /// Given up: see the entry's `reason`.
+    Failed,
+}
+
+/// What stands in for the rest of a value that was cut.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Cut {
+    /// Length of the whole value in bytes.
+    pub length: u64,
+    /// SHA-256 of the whole value, in hexadecimal.
+    pub sha256: String,
+}
+
+/// What an entry speaks of, written `KIND/NAMESPACE/NAME/FIELD` (the first three hold no slash).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Subject(String);
+
+impl Subject {
+    /// What a spec's target and field are called in an entry.
+    pub fn new(target: &Target, field: &str) -> Self {
+        Self(format!("{}/{}/{}/{field}", target.kind, target.namespace, target.name))
+    }
+
+    fn part(&self, index: usize) -> &str {
+        self.0.splitn(4, '/').nth(index).unwrap_or_default()
+    }
+
+    /// The resource's kind.
+    pub fn kind(&self) -> &str {
+        self.part(0)
+    }
+
+    /// The resource's namespace; empty for a cluster-scoped one.
+    pub fn namespace(&self) -> &str {
+        self.part(1)
+    }
+
+    /// The resource's name.
+    pub fn name(&self) -> &str {
+        self.part(2)
+    }
+
+    /// The field, as the spec gives it.
+    pub fn field(&self) -> &str {
+        self.part(3)
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl JsonSchema for Subject {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Subject".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": "string" })
+    }
+}

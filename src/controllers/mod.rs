@@ -1,0 +1,3 @@
+//! What is done for each kind.
+
+pub mod tracked_field;

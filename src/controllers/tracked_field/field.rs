@@ -1,0 +1,1 @@
+//! Which field of an object is tracked, and its value.

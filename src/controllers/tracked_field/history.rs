@@ -1,0 +1,1 @@
+//! What becomes of the history: pure, no client, no clock.

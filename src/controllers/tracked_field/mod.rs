@@ -1,0 +1,4 @@
+//! `TrackedField`: changes become entries, entries become messages.
+
+pub mod field;
+pub mod history;

@@ -1,0 +1,9 @@
+//! Quartermaster: one small binary for the everyday chores of a Kubernetes cluster.
+//!
+//! [`api`] holds the kinds, [`controllers`] what is done for each of them, [`runtime`] what every controller needs,
+//! [`notify`] the sending of messages, [`registry`] the one list of kinds.
+
+pub mod api;
+pub mod controllers;
+pub mod notify;
+pub mod runtime;

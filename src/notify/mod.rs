@@ -1,0 +1,137 @@
+//! Sending messages: what to say, where, and how a receiver's answer is understood.
+//!
+//! Each contact point has one queue ([`queue`]); it renders what waits ([`message`]), asks the pace of its receiver
+//! ([`pace`]) and sends one request at a time ([`telegram`], [`webhook`]). It never writes to Kubernetes: outcomes go
+//! back to the objects' own passes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::tracked_field::Entry;
+
+pub mod address;
+pub mod client;
+pub mod message;
+pub mod pace;
+pub mod telegram;
+pub mod webhook;
+
+/// A contact point with its Secrets read and its spec checked: all that sending needs.
+#[derive(Clone, Debug)]
+pub enum Endpoint {
+    /// A chat of the Bot API.
+    Telegram(telegram::Chat),
+    /// An HTTP endpoint.
+    Webhook(Box<webhook::Hook>),
+}
+
+/// One entry of a `TrackedField`, with what its message needs to know besides.
+#[derive(Clone, Debug)]
+pub struct Item {
+    /// Namespace of the `TrackedField`.
+    pub namespace: String,
+    /// Name of the `TrackedField`.
+    pub name: String,
+    /// UID of the `TrackedField`.
+    pub uid: String,
+    /// `spec.template`, if it has one.
+    pub template: Option<Arc<str>>,
+    /// The entry.
+    pub entry: Entry,
+    /// The entry before it in the history, if it speaks of the same subject: its value is the previous one.
+    pub previous: Option<Entry>,
+}
+
+/// What a request is to say.
+#[derive(Clone, Copy, Debug)]
+pub enum Content<'a> {
+    /// "Contact point is ready", from this contact point.
+    Test {
+        /// Namespace of the contact point.
+        namespace: &'a str,
+        /// Its name.
+        name: &'a str,
+    },
+    /// As many of these entries as fit, in this order; more than one make a digest. Never empty.
+    Entries(&'a [Item]),
+}
+
+/// A receiver took the request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// How many of the entries it carried, from the first; at least one. Zero for a test message.
+    pub taken: usize,
+    /// The chat that Telegram moved this one to (`migrate_to_chat_id`), where the message then went.
+    pub migrated_to: Option<i64>,
+}
+
+/// A receiver did not take the request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// It may take it later: no connection, 408, 429, 5xx.
+    #[error("{message}")]
+    Retry {
+        /// What happened, without any secret in it.
+        message: String,
+        /// How long the receiver asked to be left alone.
+        after: Option<Duration>,
+    },
+    /// It will take nothing until somebody mends something.
+    #[error("{message}")]
+    Stop {
+        /// Why.
+        reason: StopReason,
+        /// What happened and what to mend, without any secret in it.
+        message: String,
+    },
+    /// It does not take this request; the next one may do.
+    #[error("{message}")]
+    Rejected {
+        /// What it said, without any secret in it.
+        message: String,
+        /// How many entries the request carried, from the first.
+        carried: usize,
+    },
+}
+
+/// Why a receiver takes nothing. The names are condition reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // each is what its name says
+pub enum StopReason {
+    Unauthorized,
+    Forbidden,
+    NotFound,
+    ChatNotFound,
+    Redirected,
+    AddressRefused,
+}
+
+impl StopReason {
+    /// The condition's reason.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unauthorized => "Unauthorized",
+            Self::Forbidden => "Forbidden",
+            Self::NotFound => "NotFound",
+            Self::ChatNotFound => "ChatNotFound",
+            Self::Redirected => "Redirected",
+            Self::AddressRefused => "AddressRefused",
+        }
+    }
+}
+
+/// Sends requests. [`client::Sender`] is the real one; tests of the queue have their own.
+pub trait Transport: Send + Sync + 'static {
+    /// Waits until the pace of this endpoint's receiver (shared by all contact points that use it) lets one request
+    /// through, and takes that place.
+    fn slot(&self, endpoint: &Endpoint) -> impl Future<Output = ()> + Send;
+
+    /// Renders `content` for `endpoint` and sends it once, without waiting. A `plain` request uses no template of a
+    /// user's.
+    fn send(
+        &self,
+        endpoint: &Endpoint,
+        content: Content<'_>,
+        plain: bool,
+    ) -> impl Future<Output = Result<Sent, Failure>> + Send;
+}

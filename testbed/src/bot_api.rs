@@ -1,0 +1,1 @@
+//! A stand-in for the Telegram Bot API, as strict as the real one.

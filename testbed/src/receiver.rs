@@ -1,0 +1,1 @@
+//! A webhook receiver that records what reaches it, and misbehaves on request.
