@@ -2,5 +2,8 @@
 
 pub mod bot_api;
 pub mod control_plane;
+mod journal;
 pub mod proxy;
 pub mod receiver;
+mod serve;
+pub mod tls;
