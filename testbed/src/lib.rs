@@ -7,3 +7,8 @@ pub mod proxy;
 pub mod receiver;
 
 pub use control_plane::{ControlPlane, Options, shared};
+mod journal;
+pub mod proxy;
+pub mod receiver;
+mod serve;
+pub mod tls;

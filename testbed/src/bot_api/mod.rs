@@ -1,0 +1,306 @@
+//! A stand-in for the Telegram Bot API's `sendMessage`, as strict as the real one.
+//!
+//! Sources: <https://core.telegram.org/bots/api#sendmessage>, <https://core.telegram.org/bots/api#responseparameters>,
+//! <https://core.telegram.org/bots/faq#my-bot-is-hitting-limits-how-do-i-avoid-this>.
+
+mod pace;
+mod params;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use http::{HeaderValue, StatusCode, header};
+use serde_json::json;
+
+pub use self::pace::{Limit, Pace};
+use self::params::Params;
+pub use self::rules::{Chat, Kind};
+use self::rules::{Refusal, Rules};
+use crate::journal::{Journal, lock};
+pub use crate::serve::Reply;
+use crate::serve::{Arrived, Moment, Server, serve_http};
+
+/// A message that was taken.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// When the first bytes of its request were read.
+    pub at: Instant,
+    /// The same instant on the wall clock.
+    pub time: SystemTime,
+    /// The bot's id: the digits of its token.
+    pub bot: String,
+    /// The chat's id, also where the request named a channel.
+    pub chat_id: i64,
+    /// The topic in the chat, if one was named.
+    pub message_thread_id: Option<i64>,
+    /// `disable_notification`.
+    pub disable_notification: bool,
+    /// `parse_mode`, if one was given. It is recorded, not obeyed.
+    pub parse_mode: Option<String>,
+    /// The id that the answer gave it: 1, 2, 3 ... in each chat.
+    pub message_id: i64,
+    /// The text as it was sent.
+    pub text: String,
+}
+
+/// A request that was not taken.
+#[derive(Clone, Debug)]
+pub struct Rejected {
+    /// When the first bytes of the request were read.
+    pub at: Instant,
+    /// The bot's id, if the token is known.
+    pub bot: Option<String>,
+    /// `chat_id` as it was sent.
+    pub chat_id: Option<String>,
+    /// The text as it was sent.
+    pub text: Option<String>,
+    /// `error_code`; none if a fault gave no whole answer.
+    pub code: Option<u16>,
+    /// `description`, or that it was a fault.
+    pub description: String,
+    /// It came within the `retry_after` of an earlier answer.
+    pub violation: bool,
+}
+
+/// What happens instead of the right answer.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// The request is not looked at.
+    Instead(Reply),
+    /// The message is taken, and recorded, if the rules let it pass; its right answer is lost.
+    AnswerLost(Reply),
+}
+
+impl Fault {
+    /// HTTP 200 with `ok: false`.
+    pub fn not_ok() -> Self {
+        let body = json!({"ok": false, "error_code": 500, "description": "Internal Server Error"});
+        Self::Instead(Reply::ok().json(&body))
+    }
+
+    /// HTTP 200 with JSON that ends too early.
+    pub fn bad_json() -> Self {
+        let json = HeaderValue::from_static("application/json");
+        Self::Instead(Reply::ok().header(header::CONTENT_TYPE, json).body(r#"{"ok":true,"result":{"#))
+    }
+}
+
+/// The server. It knows no token and no chat until it is told. Clones are the same server; it ends with the last.
+#[derive(Clone)]
+pub struct BotApi {
+    shared: Arc<Shared>,
+    server: Arc<Server>,
+}
+
+#[derive(Default)]
+struct Shared {
+    rules: Mutex<Rules>,
+    faults: Mutex<Faults>,
+    messages: Journal<Message>,
+    rejected: Journal<Rejected>,
+}
+
+#[derive(Default)]
+struct Faults {
+    next: VecDeque<(usize, Fault)>,
+    always: Option<Fault>,
+}
+
+impl Faults {
+    fn take(&mut self) -> Option<Fault> {
+        while let Some((left, fault)) = self.next.front_mut() {
+            if *left > 0 {
+                *left -= 1;
+                return Some(fault.clone());
+            }
+            self.next.pop_front();
+        }
+        self.always.clone()
+    }
+}
+
+impl BotApi {
+    /// Starts on a free port of 127.0.0.1.
+    pub fn start() -> anyhow::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let server = serve_http(None, {
+            let shared = shared.clone();
+            move |arrived| std::future::ready(shared.handle(&arrived))
+        })?;
+        Ok(Self { shared, server: Arc::new(server) })
+    }
+
+    /// The base URL: what stands before `/bot{token}/sendMessage`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.server.address())
+    }
+
+    /// Makes a token known. Every bot sees every chat.
+    pub fn add_token(&self, token: &str) {
+        lock(&self.shared.rules).tokens.insert(token.to_owned());
+    }
+
+    /// Makes a token unknown, as when its owner revokes it.
+    pub fn revoke_token(&self, token: &str) {
+        lock(&self.shared.rules).tokens.remove(token);
+    }
+
+    /// Adds a chat, or replaces the one of this id.
+    pub fn add_chat(&self, chat: Chat) {
+        lock(&self.shared.rules).add_chat(chat);
+    }
+
+    /// Takes a chat away: `chat not found`.
+    pub fn remove_chat(&self, id: i64) {
+        lock(&self.shared.rules).chats.remove(&id);
+    }
+
+    /// Sets the pace, and forgets what was sent so far.
+    pub fn set_pace(&self, pace: Pace) {
+        lock(&self.shared.rules).set_pace(pace);
+    }
+
+    /// What goes wrong with the next `count` requests, after those that were ordered so before.
+    pub fn fault_next(&self, count: usize, fault: Fault) {
+        lock(&self.shared.faults).next.push_back((count, fault));
+    }
+
+    /// What goes wrong with every other request, until [`Self::heal`].
+    pub fn fault_always(&self, fault: Fault) {
+        lock(&self.shared.faults).always = Some(fault);
+    }
+
+    /// No more faults. A listener that [`Self::refuse`] closed stays closed.
+    pub fn heal(&self) {
+        *lock(&self.shared.faults) = Faults::default();
+    }
+
+    /// Cuts all connections and refuses new ones.
+    pub async fn refuse(&self) -> anyhow::Result<()> {
+        self.server.shut().await
+    }
+
+    /// Listens again on the same port.
+    pub async fn accept(&self) -> anyhow::Result<()> {
+        self.server.open().await
+    }
+
+    /// The messages that were taken.
+    pub fn messages(&self) -> Vec<Arc<Message>> {
+        self.shared.messages.all()
+    }
+
+    /// The requests that were not.
+    pub fn rejected(&self) -> Vec<Arc<Rejected>> {
+        self.shared.rejected.all()
+    }
+
+    /// Those that came within a `retry_after` they had been told.
+    pub fn violations(&self) -> Vec<Arc<Rejected>> {
+        self.rejected().into_iter().filter(|rejected| rejected.violation).collect()
+    }
+
+    /// All messages, once `enough` says yes to them; an error after `deadline`.
+    pub async fn wait_for(
+        &self,
+        deadline: Duration,
+        enough: impl FnMut(&[Arc<Message>]) -> bool,
+    ) -> anyhow::Result<Vec<Arc<Message>>> {
+        self.shared.messages.wait_for(deadline, enough).await
+    }
+
+    /// All rejected requests, once `enough` says yes to them; an error after `deadline`.
+    pub async fn wait_for_rejected(
+        &self,
+        deadline: Duration,
+        enough: impl FnMut(&[Arc<Rejected>]) -> bool,
+    ) -> anyhow::Result<Vec<Arc<Rejected>>> {
+        self.shared.rejected.wait_for(deadline, enough).await
+    }
+
+    /// Calls `listener` for each message from now on, before it is answered.
+    pub fn on_message(&self, listener: impl Fn(&Message) + Send + Sync + 'static) {
+        self.shared.messages.listen(listener);
+    }
+
+    /// Calls `listener` for each rejected request from now on, before it is answered.
+    pub fn on_rejected(&self, listener: impl Fn(&Rejected) + Send + Sync + 'static) {
+        self.shared.rejected.listen(listener);
+    }
+}
+
+impl Shared {
+    fn handle(&self, arrived: &Arrived) -> Reply {
+        let fault = lock(&self.faults).take();
+        let token = token(arrived.uri.path());
+        let params = Params::read(arrived);
+        let sent = Sent { moment: arrived.moment, token, params: params.as_ref().ok() };
+        if let Some(Fault::Instead(reply)) = fault {
+            self.rejected.push(sent.rejected(reply.answered().map(|status| status.as_u16()), "a fault", false));
+            return reply;
+        }
+        let right = self.judge(&sent, params.as_ref());
+        if let Some(Fault::AnswerLost(reply)) = fault { reply } else { right }
+    }
+
+    fn judge(&self, sent: &Sent<'_>, params: Result<&Params, &Refusal>) -> Reply {
+        // The journal is written under the lock: its order is that of the message ids.
+        let mut rules = lock(&self.rules);
+        let verdict = rules.judge(sent.token, params, sent.moment);
+        match verdict {
+            Ok((message, result)) => {
+                self.messages.push(message);
+                Reply::ok().json(&json!({"ok": true, "result": result}))
+            }
+            Err(refusal) => {
+                self.rejected.push(sent.rejected(Some(refusal.code), &refusal.description, refusal.violation));
+                refusal.reply()
+            }
+        }
+    }
+}
+
+/// The token of `/bot{token}/sendMessage`, whatever its shape. Method names know no case.
+fn token(path: &str) -> Option<&str> {
+    let (token, method) = path.strip_prefix("/bot")?.split_once('/')?;
+    method.eq_ignore_ascii_case("sendMessage").then_some(token)
+}
+
+struct Sent<'a> {
+    moment: Moment,
+    token: Option<&'a str>,
+    params: Option<&'a Params>,
+}
+
+impl Sent<'_> {
+    fn rejected(&self, code: Option<u16>, description: &str, violation: bool) -> Rejected {
+        Rejected {
+            at: self.moment.instant,
+            bot: self.token.map(rules::bot_id),
+            chat_id: self.params.and_then(|params| params.get("chat_id")).map(ToOwned::to_owned),
+            text: self.params.and_then(|params| params.get("text")).map(ToOwned::to_owned),
+            code,
+            description: description.to_owned(),
+            violation,
+        }
+    }
+}
+
+impl Refusal {
+    fn reply(&self) -> Reply {
+        let mut body = json!({"ok": false, "error_code": self.code, "description": self.description});
+        let mut reply = Reply::status(StatusCode::from_u16(self.code).unwrap_or(StatusCode::BAD_REQUEST));
+        if let Some(id) = self.migrate_to_chat_id {
+            body["parameters"] = json!({"migrate_to_chat_id": id});
+        }
+        if let Some(seconds) = self.retry_after {
+            body["parameters"] = json!({"retry_after": seconds});
+            reply = reply.header(header::RETRY_AFTER, seconds);
+        }
+        reply.json(&body)
+    }
+}

@@ -1,0 +1,128 @@
+//! How many messages the Bot API takes, counted in sliding windows.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// So many messages in any `window`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// How many.
+    pub count: usize,
+    /// In which time.
+    pub window: Duration,
+}
+
+/// The documented pace of each token; tests shorten the windows. The `retry_after` of a refusal is in whole seconds
+/// at any pace, at least 1, as in the real protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// In each chat: 1 in a second.
+    pub chat: Limit,
+    /// In each group and supergroup besides: 20 in a minute.
+    pub group: Limit,
+    /// In all chats together: 30 in a second.
+    pub overall: Limit,
+    /// A message may come earlier by so much: a sender's clock starts when it sends, not when the message arrives.
+    pub tolerance: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            chat: Limit { count: 1, window: Duration::from_secs(1) },
+            group: Limit { count: 20, window: Duration::from_secs(60) },
+            overall: Limit { count: 30, window: Duration::from_secs(1) },
+            tolerance: Duration::from_millis(20),
+        }
+    }
+}
+
+impl Pace {
+    /// No limits.
+    pub fn unlimited() -> Self {
+        let none = Limit { count: usize::MAX, window: Duration::ZERO };
+        Self { chat: none, group: none, overall: none, tolerance: Duration::ZERO }
+    }
+}
+
+/// What is counted for one chat of one token, or for all chats of one token.
+#[derive(Default)]
+struct Meter {
+    /// When the messages that were taken came, oldest first.
+    taken: VecDeque<Instant>,
+    /// The end of the `retry_after` that was last answered.
+    silent_until: Option<Instant>,
+}
+
+impl Meter {
+    /// When the window has room again, if it has none now. `taken` holds at least as many as the limit counts.
+    fn full_until(&self, limit: Limit, tolerance: Duration, now: Instant) -> Option<Instant> {
+        let oldest = self.taken.len().checked_sub(limit.count)?;
+        let room = *self.taken.get(oldest)? + limit.window.saturating_sub(tolerance);
+        (room > now).then_some(room)
+    }
+}
+
+/// The time to wait, in whole seconds, and whether an earlier wait was broken.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TooMany {
+    pub(super) retry_after: u64,
+    pub(super) violation: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Meters {
+    pace: Pace,
+    chats: HashMap<(String, i64), Meter>,
+    tokens: HashMap<String, Meter>,
+}
+
+impl Meters {
+    pub(super) fn new(pace: Pace) -> Self {
+        Self { pace, ..Self::default() }
+    }
+
+    /// Refuses what comes within a time that an earlier answer asked for.
+    pub(super) fn quiet(&mut self, token: &str, chat: i64, now: Instant) -> Result<(), TooMany> {
+        let chat = self.chats.entry((token.to_owned(), chat)).or_default().silent_until;
+        let overall = self.tokens.entry(token.to_owned()).or_default().silent_until;
+        // The sender's count of the seconds starts later than ours, so there is nothing to be lenient about.
+        match chat.max(overall) {
+            Some(until) if until > now => Err(TooMany { retry_after: seconds(until - now), violation: true }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a place for one message, or says how long there is none.
+    pub(super) fn take(&mut self, token: &str, chat: i64, group: bool, now: Instant) -> Result<(), TooMany> {
+        let Pace { chat: per_chat, group: per_group, overall: all, tolerance } = self.pace;
+        let in_chat = self.chats.entry((token.to_owned(), chat)).or_default();
+        let overall = self.tokens.entry(token.to_owned()).or_default();
+        let chat_full = in_chat.full_until(per_chat, tolerance, now);
+        let group_full = if group { in_chat.full_until(per_group, tolerance, now) } else { None };
+        let of_chat = chat_full.max(group_full);
+        let of_all = overall.full_until(all, tolerance, now);
+        if let Some(until) = of_chat.max(of_all) {
+            let retry_after = seconds(until - now);
+            let silent_until = Some(now + Duration::from_secs(retry_after));
+            if of_chat.is_some() {
+                in_chat.silent_until = silent_until;
+            }
+            if of_all.is_some() {
+                overall.silent_until = silent_until;
+            }
+            return Err(TooMany { retry_after, violation: false });
+        }
+        for (meter, keep) in [(in_chat, per_chat.window.max(per_group.window)), (overall, all.window)] {
+            while meter.taken.front().is_some_and(|first| now.saturating_duration_since(*first) > keep) {
+                meter.taken.pop_front();
+            }
+            meter.taken.push_back(now);
+        }
+        Ok(())
+    }
+}
+
+fn seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+}

@@ -1,1 +1,0 @@
-//! A webhook receiver that records what reaches it, and misbehaves on request.

@@ -1,0 +1,75 @@
+//! What a receiver does with the next request.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use http::{HeaderValue, StatusCode, header};
+
+use super::Reply;
+
+/// How much a receiver takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// So many requests in any second; the others are answered 429 with `Retry-After`.
+    PerSecond(usize),
+    /// One request at a time, each of which takes so long.
+    OneAtATime(Duration),
+}
+
+pub(super) struct Script {
+    pub(super) always: Reply,
+    pub(super) next: VecDeque<(usize, Reply)>,
+    pub(super) paths: HashMap<String, Reply>,
+    pace: Option<Pace>,
+    /// When the requests of the last second came.
+    taken: VecDeque<Instant>,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self { always: Reply::ok(), next: VecDeque::new(), paths: HashMap::new(), pace: None, taken: VecDeque::new() }
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+impl Script {
+    pub(super) fn set_pace(&mut self, pace: Option<Pace>) {
+        self.pace = pace;
+        self.taken.clear();
+    }
+
+    /// The reply to a request to `path` that came at `now`, and how long its turn takes where turns are taken.
+    pub(super) fn decide(&mut self, path: &str, now: Instant) -> (Reply, Option<Duration>) {
+        match self.pace {
+            Some(Pace::PerSecond(limit)) => match self.too_many(limit, now) {
+                Some(refusal) => (refusal, None),
+                None => (self.reply(path), None),
+            },
+            Some(Pace::OneAtATime(takes)) => (self.reply(path), Some(takes)),
+            None => (self.reply(path), None),
+        }
+    }
+
+    fn too_many(&mut self, limit: usize, now: Instant) -> Option<Reply> {
+        while self.taken.front().is_some_and(|first| now.saturating_duration_since(*first) >= SECOND) {
+            self.taken.pop_front();
+        }
+        if self.taken.len() < limit {
+            self.taken.push_back(now);
+            return None;
+        }
+        Some(Reply::status(StatusCode::TOO_MANY_REQUESTS).header(header::RETRY_AFTER, HeaderValue::from_static("1")))
+    }
+
+    fn reply(&mut self, path: &str) -> Reply {
+        while let Some((left, reply)) = self.next.front_mut() {
+            if *left > 0 {
+                *left -= 1;
+                return reply.clone();
+            }
+            self.next.pop_front();
+        }
+        self.paths.get(path).unwrap_or(&self.always).clone()
+    }
+}
