@@ -1,1 +1,287 @@
-//! x
+//! Which addresses a webhook may be at, checked when connecting: a name can resolve to anything at any time.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use ipnet::{IpNet, Ipv4Net};
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+/// An address that is refused, and by which rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(String);
+
+/// Which addresses are refused besides those that always are.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    /// `--webhook-allow-loopback`.
+    pub allow_loopback: bool,
+    /// `--webhook-deny-cidr`.
+    pub deny: Vec<IpNet>,
+}
+
+/// Metadata services outside the link-local networks: AWS over IPv6, Alibaba Cloud, Azure.
+const METADATA: [IpAddr; 3] = [
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+];
+/// "This network" (RFC 1122): Linux takes 0.0.0.0 for loopback.
+const THIS_NETWORK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8);
+
+impl Rules {
+    /// Whether `address`, or an IPv4 address that it carries, may be connected to.
+    pub fn check(&self, address: IpAddr) -> Result<(), Refused> {
+        self.check_one(address, address)?;
+        if let IpAddr::V6(v6) = address {
+            for inner in embedded(v6) {
+                self.check_one(inner.into(), address)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the host of a URL when it is an address: those bypass a resolver.
+    pub fn check_literal(&self, url: &reqwest::Url) -> Result<(), Refused> {
+        let host = url.host_str().unwrap_or_default();
+        match host.trim_start_matches('[').trim_end_matches(']').parse() {
+            Ok(address) => self.check(address),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn check_one(&self, address: IpAddr, shown: IpAddr) -> Result<(), Refused> {
+        let refuse = |why: &str| Err(Refused(format!("the address {shown} is refused: {why}")));
+        let link_local = match address {
+            IpAddr::V4(v4) => v4.is_link_local(),
+            IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        };
+        let unspecified = match address {
+            IpAddr::V4(v4) => THIS_NETWORK.contains(&v4),
+            IpAddr::V6(v6) => v6.is_unspecified(),
+        };
+        if link_local || METADATA.contains(&address) {
+            return refuse("link-local and cloud metadata addresses always are");
+        }
+        if unspecified {
+            return refuse("the unspecified address always is");
+        }
+        if address.is_loopback() && !self.allow_loopback {
+            return refuse("loopback is, unless the operator runs with --webhook-allow-loopback");
+        }
+        match self.deny.iter().find(|net| net.contains(&address)) {
+            Some(net) => refuse(&format!("it lies in --webhook-deny-cidr={net}")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The IPv4 addresses that an IPv6 address may stand for: IPv4-mapped and -compatible (RFC 4291), NAT64 (RFC 6052) and
+/// its local-use prefix (RFC 8215), 6to4 (RFC 3056).
+fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
+    let bytes = address.octets();
+    let at = |places: [usize; 4]| Ipv4Addr::from(places.map(|place| bytes[place]));
+    let last = at([12, 13, 14, 15]);
+    match bytes {
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, ..] | [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0, ..] => {
+            vec![last]
+        }
+        // `::` and `::1` are addresses of their own.
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ..] if u32::from(last) > 1 => vec![last],
+        [0x20, 0x02, ..] => vec![at([2, 3, 4, 5])],
+        [0, 0x64, 0xff, 0x9b, 0, 1, ..] => {
+            // The prefix's length is the network's choice. Each but the longest reads zeros where a longer one begins.
+            let shorter = [at([6, 7, 9, 10]), at([7, 9, 10, 11]), at([9, 10, 11, 12])];
+            shorter.into_iter().filter(|v4| !THIS_NETWORK.contains(v4)).chain([last]).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Resolves a name. Tests have their own.
+pub type Lookup =
+    Arc<dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>> + Send + Sync>;
+
+/// The system's resolver.
+pub fn system_lookup() -> Lookup {
+    Arc::new(|name| Box::pin(async move { Ok(tokio::net::lookup_host((name, 0)).await?.collect()) }))
+}
+
+/// A resolver that gives only addresses that the rules allow, so that nothing else is ever connected to.
+#[derive(Clone)]
+pub struct Checked {
+    /// The rules.
+    pub rules: Arc<Rules>,
+    /// What resolves.
+    pub lookup: Lookup,
+}
+
+impl Resolve for Checked {
+    fn resolve(&self, name: Name) -> Resolving {
+        let Self { rules, lookup } = self.clone();
+        Box::pin(async move {
+            let addresses = lookup(name.as_str().to_owned()).await?;
+            let mut refused = None;
+            let mut allowed = Vec::with_capacity(addresses.len());
+            for address in addresses {
+                match rules.check(address.ip()) {
+                    Ok(()) => allowed.push(address),
+                    Err(refusal) => refused = Some(refusal),
+                }
+            }
+            match refused {
+                Some(refusal) if allowed.is_empty() => Err(refusal.into()),
+                _ => Ok(Box::new(allowed.into_iter()) as Addrs),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    const ALWAYS: [&str; 9] = [
+        "169.254.169.254",
+        "169.254.0.1",
+        "169.254.255.255",
+        "100.100.100.200",
+        "168.63.129.16",
+        "0.0.0.0",
+        "0.1.2.3",
+        "fe80::1",
+        "fd00:ec2::254",
+    ];
+
+    fn open() -> Rules {
+        Rules { allow_loopback: true, deny: Vec::new() }
+    }
+
+    fn forms(v4: Ipv4Addr) -> Vec<String> {
+        let [a, b, c, d] = v4.octets();
+        let hex = format!("{a:02x}{b:02x}:{c:02x}{d:02x}");
+        vec![
+            v4.to_string(),
+            format!("::ffff:{v4}"),
+            format!("::{hex}"),
+            format!("64:ff9b::{hex}"),
+            format!("64:ff9b:1::{hex}"),
+            format!("64:ff9b:1:{a:02x}{b:02x}:{c:x}:{d:02x}00::"),
+            format!("2002:{hex}::1"),
+        ]
+    }
+
+    #[test]
+    fn some_are_refused_whatever_the_flags_say() {
+        for address in ALWAYS {
+            let refused = open().check(address.parse().unwrap()).unwrap_err().to_string();
+            assert!(refused.contains(address) && refused.contains("always"), "{refused}");
+        }
+        for address in ["fe80::", "febf:ffff::1", "::"] {
+            assert!(open().check(address.parse().unwrap()).is_err(), "{address}");
+        }
+        for address in ["fec0::1", "fd00:ec2::253", "169.253.255.255", "169.255.0.0", "1.0.0.0", "100.100.100.201"] {
+            assert_eq!(open().check(address.parse().unwrap()), Ok(()), "{address}");
+        }
+    }
+
+    #[test]
+    fn so_are_they_within_ipv6() {
+        for address in ["169.254.169.254", "100.100.100.200", "168.63.129.16"] {
+            for form in forms(address.parse().unwrap()) {
+                assert!(open().check(form.parse().unwrap()).is_err(), "{form}");
+            }
+        }
+        assert!(open().check("::ffff:0.0.0.0".parse().unwrap()).is_err());
+        assert!(open().check("64:ff9b::".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn loopback_needs_its_flag_in_every_form() {
+        for form in forms(Ipv4Addr::LOCALHOST).into_iter().chain(["::1".into(), "127.255.0.9".into()]) {
+            let refused = Rules::default().check(form.parse().unwrap()).unwrap_err().to_string();
+            assert!(refused.contains("--webhook-allow-loopback"), "{refused}");
+            assert_eq!(open().check(form.parse().unwrap()), Ok(()), "{form}");
+        }
+    }
+
+    #[test]
+    fn private_ranges_are_allowed_until_they_are_denied() {
+        for form in ["10.1.2.3", "192.168.0.1", "172.16.0.1", "fd12::1", "::ffff:10.1.2.3", "64:ff9b:1::808:808"] {
+            assert_eq!(Rules::default().check(form.parse().unwrap()), Ok(()), "{form}");
+        }
+        let rules =
+            Rules { allow_loopback: false, deny: vec!["10.0.0.0/8".parse().unwrap(), "fd12::/16".parse().unwrap()] };
+        for form in forms("10.1.2.3".parse().unwrap()).into_iter().chain(["fd12::1".into()]) {
+            let refused = rules.check(form.parse().unwrap()).unwrap_err().to_string();
+            assert!(refused.contains("--webhook-deny-cidr="), "{refused}");
+        }
+        assert_eq!(rules.check("11.0.0.1".parse().unwrap()), Ok(()));
+    }
+
+    #[rstest]
+    #[case("http://169.254.169.254/")]
+    #[case("http://169.254.169.254./")]
+    #[case("http://2852039166/")]
+    #[case("http://0xa9fea9fe/")]
+    #[case("http://0251.0376.0251.0376/")]
+    #[case("http://0xa9.254.43518/")]
+    #[case("http://[::ffff:169.254.169.254]/")]
+    #[case("http://[fe80::1]:8080/x")]
+    #[case("http://0/")]
+    #[case("http://127.1/")]
+    fn a_literal_in_the_url_is_checked_however_it_is_written(#[case] url: &str) {
+        assert!(Rules::default().check_literal(&url.parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_name_is_no_literal() {
+        assert_eq!(Rules::default().check_literal(&"http://example.test/".parse().unwrap()), Ok(()));
+        assert_eq!(Rules::default().check_literal(&"https://8.8.8.8/".parse().unwrap()), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn only_allowed_addresses_of_a_name_are_tried() {
+        let resolve = async |addresses: &[&str]| {
+            let addresses: Vec<SocketAddr> =
+                addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0)).collect();
+            let lookup: Lookup = Arc::new(move |_| {
+                let addresses = addresses.clone();
+                Box::pin(async move { Ok(addresses) })
+            });
+            let checked = Checked { rules: Arc::new(Rules::default()), lookup };
+            checked
+                .resolve("receiver.test".parse().unwrap())
+                .await
+                .map(|found| found.map(|address| address.ip().to_string()).collect::<Vec<_>>())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(resolve(&["169.254.169.254", "10.0.0.1", "127.0.0.1"]).await, Ok(vec!["10.0.0.1".into()]));
+        assert!(resolve(&["169.254.169.254"]).await.unwrap_err().contains("metadata"));
+        assert_eq!(resolve(&[]).await, Ok(vec![]));
+    }
+
+    proptest! {
+        #[test]
+        fn every_form_of_an_address_has_its_verdict(bits: u32, allow_loopback: bool) {
+            let v4 = Ipv4Addr::from(bits);
+            let rules = Rules { allow_loopback, deny: vec!["128.0.0.0/2".parse().unwrap()] };
+            let verdict = rules.check(v4.into()).is_ok();
+            for form in [
+                v4.to_ipv6_mapped(),
+                Ipv6Addr::from(0x0064_ff9b_u128 << 96 | u128::from(bits)),
+                Ipv6Addr::from(0x2002_u128 << 112 | u128::from(bits) << 80),
+            ] {
+                prop_assert_eq!(rules.check(form.into()).is_ok(), verdict, "{}", form);
+            }
+        }
+    }
+}

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::api::tracked_field::Entry;
 
 pub mod address;
+mod answer;
 pub mod client;
 pub mod message;
 pub mod pace;

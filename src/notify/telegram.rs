@@ -1,3 +1,224 @@
-//! x
-#[derive(Clone, Debug)]
-pub struct Chat;
+//! The Telegram Bot API: one method, `sendMessage` (<https://core.telegram.org/bots/api#sendmessage>).
+
+use std::fmt;
+use std::time::Duration;
+
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::answer::{self, Secrets};
+use super::pace::Chatroom;
+use super::{Failure, Sent, StopReason};
+use crate::api::contact_point::ChatId;
+
+/// A chat, and the bot that writes into it.
+#[derive(Clone)]
+pub struct Chat {
+    token: SecretString,
+    key: [u8; 32],
+    chat: ChatId,
+    thread: Option<i64>,
+    silent: bool,
+}
+
+/// Why a Secret's content cannot be a bot's token. Never says what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadToken {
+    /// Not UTF-8.
+    #[error("the token is not UTF-8")]
+    NotText,
+    /// Whitespace around it: nearly always the newline of `echo`.
+    #[error("the token begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`")]
+    Padded,
+    /// Anything else.
+    #[error("the token does not have the shape that BotFather gives it: digits, a colon, then letters and digits")]
+    Shape,
+}
+
+impl Chat {
+    /// A chat from the bytes of a Secret. Nothing is asked of the token's length: the documents' example is shorter than
+    /// a real one.
+    pub fn new(token: &[u8], chat: ChatId, thread: Option<i64>, silent: bool) -> Result<Self, BadToken> {
+        let token = std::str::from_utf8(token).map_err(|_| BadToken::NotText)?;
+        if token.trim().len() != token.len() {
+            return Err(BadToken::Padded);
+        }
+        let (bot, secret) = token.split_once(':').ok_or(BadToken::Shape)?;
+        let digits = !bot.is_empty() && bot.bytes().all(|byte| byte.is_ascii_digit());
+        let plain = |char: char| !char.is_whitespace() && !char.is_control() && char != '/' && char != '\\';
+        if !digits || secret.is_empty() || !secret.chars().all(plain) {
+            return Err(BadToken::Shape);
+        }
+        Ok(Self { token: token.into(), key: Sha256::digest(token).into(), chat, thread, silent })
+    }
+
+    /// What the pace of this chat is kept under.
+    pub fn room(&self) -> Chatroom {
+        Chatroom { token: self.key, chat: self.chat.clone() }
+    }
+}
+
+impl fmt::Debug for Chat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chat")
+            .field("chat", &self.chat)
+            .field("thread", &self.thread)
+            .field("silent", &self.silent)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a request needs besides the chat.
+pub(super) struct Call<'a> {
+    pub(super) client: &'a reqwest::Client,
+    pub(super) base: &'a reqwest::Url,
+    pub(super) timeout: Duration,
+    pub(super) held: &'a (dyn Fn() -> Result<(), Failure> + Sync),
+}
+
+impl Call<'_> {
+    /// Sends `text`, which carries `taken` entries. A chat that became a supergroup is followed at once.
+    pub(super) async fn send(&self, chat: &Chat, text: &str, taken: usize) -> Result<Sent, Failure> {
+        match self.post(chat, &chat.chat, text).await? {
+            Reply::Done => Ok(Sent { taken, migrated_to: None }),
+            Reply::Failed(failure) => Err(carried(failure, taken)),
+            Reply::Moved(to) => match self.post(chat, &ChatId::Id(to), text).await? {
+                Reply::Done => Ok(Sent { taken, migrated_to: Some(to) }),
+                Reply::Failed(failure) => Err(carried(failure, taken)),
+                Reply::Moved(_) => Err(Failure::Retry { message: "the chat moved twice".into(), after: None }),
+            },
+        }
+    }
+
+    async fn post(&self, chat: &Chat, to: &ChatId, text: &str) -> Result<Reply, Failure> {
+        let secrets = Secrets::new([&chat.token]);
+        let request = self
+            .client
+            .post(method_url(self.base, &chat.token))
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .timeout(self.timeout)
+            .body(payload(chat, to, text).to_string());
+        (self.held)()?;
+        let mut response = request.send().await.map_err(|error| secrets.failure(error, self.timeout))?;
+        let status = response.status().as_u16();
+        let header = answer::retry_after(&response, jiff::Timestamp::now());
+        let body = answer::body(&mut response).await;
+        Ok(understand(status, header, &body, &secrets))
+    }
+}
+
+fn carried(failure: Failure, taken: usize) -> Failure {
+    match failure {
+        Failure::Rejected { message, .. } => Failure::Rejected { message, carried: taken },
+        other => other,
+    }
+}
+
+fn method_url(base: &reqwest::Url, token: &SecretString) -> reqwest::Url {
+    let mut url = base.clone();
+    if let Ok(mut path) = url.path_segments_mut() {
+        path.pop_if_empty().push(&format!("bot{}", token.expose_secret())).push("sendMessage");
+    }
+    url
+}
+
+fn payload(chat: &Chat, to: &ChatId, text: &str) -> Value {
+    let mut payload = json!({ "chat_id": to, "text": text });
+    if let Some(thread) = chat.thread {
+        payload["message_thread_id"] = thread.into();
+    }
+    if chat.silent {
+        payload["disable_notification"] = true.into();
+    }
+    payload
+}
+
+enum Reply {
+    Done,
+    Moved(i64),
+    Failed(Failure),
+}
+
+/// The Bot API's answer (<https://core.telegram.org/bots/api#making-requests>).
+#[derive(Default, Deserialize)]
+struct Answer {
+    #[serde(default)]
+    ok: bool,
+    #[serde(default)]
+    error_code: Option<u16>,
+    #[serde(default)]
+    description: Option<String>,
+    #[serde(default)]
+    parameters: Option<Parameters>,
+}
+
+/// <https://core.telegram.org/bots/api#responseparameters>
+#[derive(Default, Deserialize)]
+struct Parameters {
+    #[serde(default)]
+    retry_after: Option<u64>,
+    #[serde(default)]
+    migrate_to_chat_id: Option<i64>,
+}
+
+fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secrets) -> Reply {
+    let answer = serde_json::from_slice::<Answer>(body).ok();
+    let said = match answer.as_ref().and_then(|answer| answer.description.as_deref()) {
+        Some(description) => secrets.quote(description.as_bytes()),
+        None => secrets.quote(body),
+    };
+    // A proxy may turn a refusal into a 200; the answer's own code then counts.
+    let (ok, code, parameters) = match answer {
+        Some(answer) => {
+            let code = if status == 200 { answer.error_code.unwrap_or(status) } else { status };
+            (answer.ok, code, answer.parameters.unwrap_or_default())
+        }
+        None => (false, status, Parameters::default()),
+    };
+    if status == 200 && ok {
+        return Reply::Done;
+    }
+    if let Some(to) = parameters.migrate_to_chat_id {
+        return Reply::Moved(to);
+    }
+    let stop = |reason, message: String| Reply::Failed(Failure::Stop { reason, message });
+    let lower = said.to_lowercase();
+    match code {
+        300..=399 => stop(
+            StopReason::Redirected,
+            format!("the Bot API answered with a redirect ({code}), which is not followed; see --telegram-api-url"),
+        ),
+        401 | 404 => stop(
+            StopReason::Unauthorized,
+            format!(
+                "the Bot API does not know this token ({code} {said}); put the one that BotFather gave into the Secret"
+            ),
+        ),
+        403 => stop(
+            StopReason::Forbidden,
+            format!("the bot may not write to this chat ({code} {said}); add it to the chat, or unblock it"),
+        ),
+        400 if lower.contains("chat not found") => stop(
+            StopReason::ChatNotFound,
+            format!("the bot does not see this chat ({said}); check chatId, and add the bot to the chat"),
+        ),
+        429 => Reply::Failed(Failure::Retry {
+            message: format!("too many requests ({code} {said})"),
+            after: parameters.retry_after.map(Duration::from_secs).or(header),
+        }),
+        400..=499 if code != 408 => Reply::Failed(Failure::Rejected {
+            message: format!("the Bot API refused the message ({code} {said})"),
+            carried: 0,
+        }),
+        200 => Reply::Failed(Failure::Retry { message: format!("no answer of a Bot API (200 {said})"), after: None }),
+        _ => Reply::Failed(Failure::Retry {
+            message: format!("the Bot API is in trouble ({code} {said})"),
+            after: parameters.retry_after.map(Duration::from_secs).or(header),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,3 +1,0 @@
-//! x
-#[derive(Clone, Debug)]
-pub struct Hook;

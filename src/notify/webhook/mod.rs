@@ -1,0 +1,239 @@
+//! An HTTP endpoint: a POST of a `CloudEvents` 1.0 event for each message
+//! (<https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md>).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+use jiff::Timestamp;
+use secrecy::{ExposeSecret, SecretString};
+
+use super::answer::{self, Secrets};
+use super::{Failure, Sent, StopReason};
+
+pub mod event;
+pub mod sign;
+pub mod tls;
+
+pub use sign::SigningKey;
+pub use tls::Tls;
+
+/// A `Retry-After` is honoured up to here unless the sender is told otherwise.
+pub const RETRY_AFTER_CAP: Duration = Duration::from_secs(3600);
+
+/// What a contact point's spec and Secrets say of an endpoint.
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// `url`, or what `urlFrom` names.
+    pub url: SecretString,
+    /// Whether the URL came from a Secret.
+    pub url_is_secret: bool,
+    /// `headerName` and `apiToken`.
+    pub token: Option<(String, SecretString)>,
+    /// `headers`.
+    pub headers: BTreeMap<String, String>,
+    /// `body`.
+    pub body: Option<Arc<str>>,
+    /// `contentType`.
+    pub content_type: Option<String>,
+    /// `signingKey`.
+    pub signing_key: Option<SigningKey>,
+    /// `timeoutSeconds`.
+    pub timeout: Option<Duration>,
+    /// `tls.secretName`.
+    pub tls: Option<Tls>,
+}
+
+/// What is wrong with an endpoint, without any secret in it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct Invalid {
+    /// The field of `webhookSpec` (or `apiToken`) to mend.
+    pub field: &'static str,
+    /// What is wrong and what to write instead.
+    pub message: String,
+}
+
+impl Invalid {
+    fn new(field: &'static str, message: impl Into<String>) -> Self {
+        Self { field, message: message.into() }
+    }
+}
+
+/// An HTTP endpoint, ready to be sent to.
+#[derive(Clone)]
+pub struct Hook {
+    pub(super) url: reqwest::Url,
+    url_is_secret: bool,
+    headers: http::HeaderMap,
+    secrets: Vec<SecretString>,
+    pub(super) body: Option<Arc<str>>,
+    pub(super) content_type: HeaderValue,
+    signing_key: Option<SigningKey>,
+    pub(super) timeout: Option<Duration>,
+    pub(super) tls: Option<Arc<Tls>>,
+}
+
+impl Hook {
+    /// Checks the parts.
+    pub fn new(parts: Parts) -> Result<Self, Invalid> {
+        let url_field = if parts.url_is_secret { "urlFrom" } else { "url" };
+        let url = parse_url(parts.url.expose_secret()).map_err(|message| Invalid::new(url_field, message))?;
+        let mut headers = http::HeaderMap::new();
+        for (name, value) in &parts.headers {
+            let name = header_name(name).map_err(|message| Invalid::new("headers", message))?;
+            let value = HeaderValue::from_str(value)
+                .map_err(|_| Invalid::new("headers", format!("the value of {name} holds a control character")))?;
+            headers.insert(name, value);
+        }
+        let mut secrets = vec![parts.url];
+        if let Some((name, token)) = parts.token {
+            let name = header_name(&name).map_err(|message| Invalid::new("headerName", message))?;
+            let mut value = HeaderValue::from_str(token.expose_secret()).map_err(|_| {
+                Invalid::new(
+                    "apiToken",
+                    "the token holds a newline or another control character; make the Secret with `printf` or `echo -n`",
+                )
+            })?;
+            value.set_sensitive(true);
+            headers.insert(name, value);
+            secrets.push(token);
+        }
+        if let Some(key) = &parts.signing_key {
+            secrets.push(key.secret().clone());
+        }
+        let content_type = parts.content_type.as_deref().filter(|_| parts.body.is_some()).unwrap_or("application/json");
+        let content_type = HeaderValue::from_str(content_type)
+            .map_err(|_| Invalid::new("contentType", "holds a control character; write for example text/plain"))?;
+        Ok(Self {
+            url,
+            url_is_secret: parts.url_is_secret,
+            headers,
+            secrets,
+            body: parts.body,
+            content_type,
+            signing_key: parts.signing_key,
+            timeout: parts.timeout,
+            tls: parts.tls.map(Arc::new),
+        })
+    }
+}
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hook")
+            .field("url", if self.url_is_secret { &"(secret)" } else { &"(not shown)" })
+            .field("headers", &self.headers.keys())
+            .field("body", &self.body.is_some())
+            .field("signed", &self.signing_key.is_some())
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// http or https, with a host, without credentials.
+fn parse_url(text: &str) -> Result<reqwest::Url, String> {
+    if text.trim().len() != text.len() {
+        return Err(
+            "the URL begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`".into()
+        );
+    }
+    let url: reqwest::Url = text.parse().map_err(|error| format!("not a URL ({error}); write http:// or https://"))?;
+    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
+        return Err("not an http:// or https:// URL".into());
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("credentials in a URL are not sent; use apiToken and headerName".into());
+    }
+    Ok(url)
+}
+
+/// Headers that are the connection's, or that every request sets itself.
+fn is_reserved(name: &str) -> bool {
+    const RESERVED: [&str; 13] = [
+        "connection",
+        "content-length",
+        "content-type",
+        "expect",
+        "host",
+        "idempotency-key",
+        "keep-alive",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
+    RESERVED.contains(&name) || name.starts_with("ce-") || name.starts_with("webhook-")
+}
+
+fn header_name(name: &str) -> Result<HeaderName, String> {
+    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header's name"))?;
+    if is_reserved(name.as_str()) {
+        return Err(format!("{name} is set by the request itself; use another header"));
+    }
+    Ok(name)
+}
+
+/// What a request needs besides the hook.
+pub(super) struct Call<'a> {
+    pub(super) client: &'a reqwest::Client,
+    pub(super) timeout: Duration,
+    pub(super) retry_after_cap: Duration,
+    pub(super) held: &'a (dyn Fn() -> Result<(), Failure> + Sync),
+}
+
+impl Call<'_> {
+    /// Sends one event.
+    pub(super) async fn send(&self, hook: &Hook, event: event::Event) -> Result<Sent, Failure> {
+        let secrets = Secrets::new(&hook.secrets);
+        let taken = event.taken;
+        let mut headers = hook.headers.clone();
+        event.write_headers(&mut headers);
+        if let Some(key) = &hook.signing_key {
+            key.write_headers(&event.id, Timestamp::now().as_second(), &event.body, &mut headers);
+        }
+        let request = self.client.post(hook.url.clone()).headers(headers).timeout(self.timeout).body(event.body);
+        (self.held)()?;
+        let mut response = request.send().await.map_err(|error| secrets.failure(error, self.timeout))?;
+        let status = response.status().as_u16();
+        let after = answer::retry_after(&response, Timestamp::now()).map(|after| after.min(self.retry_after_cap));
+        let body = if (200..300).contains(&status) {
+            // It is taken, whatever is still said; the connection is kept when that is short.
+            let _ = tokio::time::timeout(DRAIN, answer::body(&mut response)).await;
+            Vec::new()
+        } else {
+            answer::body(&mut response).await
+        };
+        understand(status, after, &secrets.quote(&body), taken)
+    }
+}
+
+/// How long the rest of a good answer is listened to.
+const DRAIN: Duration = Duration::from_millis(500);
+
+fn understand(status: u16, after: Option<Duration>, said: &str, taken: usize) -> Result<Sent, Failure> {
+    let said = if said.is_empty() { status.to_string() } else { format!("{status} {said}") };
+    let stop = |reason, message| Err(Failure::Stop { reason, message });
+    match status {
+        200..=299 => Ok(Sent { taken, migrated_to: None }),
+        300..=399 => stop(
+            StopReason::Redirected,
+            format!("the endpoint answered with a redirect ({status}), which is not followed; give the final URL"),
+        ),
+        401 => stop(StopReason::Unauthorized, format!("the endpoint does not accept the token ({said})")),
+        403 => stop(StopReason::Forbidden, format!("the endpoint refuses us ({said})")),
+        404 => stop(StopReason::NotFound, format!("there is nothing at this URL ({said})")),
+        408 | 429 | 500.. => Err(Failure::Retry { message: format!("the endpoint is in trouble ({said})"), after }),
+        400..=499 => {
+            Err(Failure::Rejected { message: format!("the endpoint refused the message ({said})"), carried: taken })
+        }
+        ..200 => Err(Failure::Retry { message: format!("an answer that makes no sense ({said})"), after }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

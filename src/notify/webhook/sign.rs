@@ -1,0 +1,102 @@
+//! Signatures as Standard Webhooks has them
+//! (<https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md>).
+
+use std::fmt;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hmac::{Hmac, KeyInit, Mac};
+use http::{HeaderMap, HeaderValue};
+use secrecy::{ExposeSecret, SecretSlice, SecretString};
+use sha2::Sha256;
+
+/// What a key in the standard's own notation begins with.
+const PREFIX: &str = "whsec_";
+
+/// A key that signs requests.
+#[derive(Clone)]
+pub struct SigningKey {
+    written: SecretString,
+    key: SecretSlice<u8>,
+}
+
+impl SigningKey {
+    /// A key from the bytes of a Secret: `whsec_` and base64, or the key itself. The error never says what it is.
+    pub fn new(bytes: &[u8]) -> Result<Self, &'static str> {
+        let written = String::from_utf8_lossy(bytes);
+        let key = match written.strip_prefix(PREFIX) {
+            Some(encoded) => STANDARD.decode(encoded).map_err(
+                |_| "the signing key begins with whsec_ but what follows is not base64; is there a newline at the end?",
+            )?,
+            None => bytes.to_vec(),
+        };
+        if key.is_empty() {
+            return Err("the signing key is empty");
+        }
+        Ok(Self { written: written.into_owned().into(), key: key.into() })
+    }
+
+    pub(super) fn secret(&self) -> &SecretString {
+        &self.written
+    }
+
+    /// `v1,BASE64(HMAC-SHA256(key, "id.timestamp.body"))`.
+    fn signature(&self, id: &str, timestamp: i64, body: &[u8]) -> Option<String> {
+        // HMAC takes a key of any length.
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.key.expose_secret()).ok()?;
+        mac.update(format!("{id}.{timestamp}.").as_bytes());
+        mac.update(body);
+        Some(format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes())))
+    }
+
+    /// Sets `webhook-id`, `webhook-timestamp` (Unix seconds) and `webhook-signature`.
+    pub(super) fn write_headers(&self, id: &str, timestamp: i64, body: &[u8], headers: &mut HeaderMap) {
+        let signature = self.signature(id, timestamp, body).unwrap_or_default();
+        for (name, value) in [("webhook-id", id), ("webhook-signature", &signature)] {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                headers.insert(name, value);
+            }
+        }
+        headers.insert("webhook-timestamp", timestamp.into());
+    }
+}
+
+impl fmt::Debug for SigningKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SigningKey")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    /// The example of the standard's own libraries, which all check it.
+    #[test]
+    fn the_standards_example() {
+        let key = SigningKey::new(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
+        assert_eq!(
+            key.signature("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#).unwrap(),
+            "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+        );
+    }
+
+    #[test]
+    fn a_raw_key_is_the_same_key() {
+        let raw = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
+        let (raw, encoded) =
+            (SigningKey::new(&raw).unwrap(), SigningKey::new(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap());
+        assert_eq!(raw.signature("a", 1, b"x"), encoded.signature("a", 1, b"x"));
+    }
+
+    #[test]
+    fn a_bad_key_is_not_shown() {
+        for bad in [&b"whsec_not base64 s3cr3t"[..], b"", b"whsec_", b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n"] {
+            let error = SigningKey::new(bad).unwrap_err();
+            assert!(!error.contains("s3cr3t") && !error.contains("MfKQ"), "{error}");
+        }
+        assert_eq!(format!("{:?}", SigningKey::new(b"s3cr3t").unwrap()), "SigningKey");
+    }
+}

@@ -1,0 +1,75 @@
+//! TLS material of a webhook's own.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use sha2::{Digest, Sha256};
+
+/// `ca.crt`, `tls.crt` and `tls.key` of a Secret.
+pub struct Tls {
+    /// Trusted in place of the system's authorities.
+    roots: Vec<reqwest::Certificate>,
+    /// Shown to the endpoint.
+    identity: Option<reqwest::Identity>,
+    /// Digest of all: contact points with the same material share a client.
+    pub(crate) digest: [u8; 32],
+    /// Keeps the shared client alive as long as this is used.
+    pub(crate) client: OnceLock<Arc<reqwest::Client>>,
+}
+
+impl Tls {
+    /// Checks the three keys of the Secret, each of which may be absent. The error never shows the private key.
+    pub fn new(ca: Option<&[u8]>, certificate: Option<&[u8]>, key: Option<&[u8]>) -> Result<Self, String> {
+        let roots = match ca {
+            Some(pem) => reqwest::Certificate::from_pem_bundle(pem)
+                .ok()
+                .filter(|roots| !roots.is_empty())
+                .ok_or("ca.crt holds no PEM certificate")?,
+            None => Vec::new(),
+        };
+        let identity = match (certificate, key) {
+            (Some(certificate), Some(key)) => {
+                let pem = [certificate, b"\n", key].concat();
+                Some(
+                    reqwest::Identity::from_pem(&pem)
+                        .map_err(|_| "tls.crt and tls.key are no PEM certificate and key")?,
+                )
+            }
+            (None, None) if roots.is_empty() => return Err("it has neither ca.crt nor tls.crt and tls.key".into()),
+            (None, None) => None,
+            (Some(_), None) => return Err("it has tls.crt but no tls.key".into()),
+            (None, Some(_)) => return Err("it has tls.key but no tls.crt".into()),
+        };
+        let mut digest = Sha256::new();
+        for part in [ca, certificate, key] {
+            let part = part.unwrap_or_default();
+            digest.update(part.len().to_be_bytes());
+            digest.update(part);
+        }
+        let tls = Self { roots, identity, digest: digest.finalize().into(), client: OnceLock::new() };
+        // A key that does not belong to its certificate is noticed only here.
+        tls.apply(reqwest::Client::builder())
+            .build()
+            .map_err(|_| "tls.key does not belong to tls.crt, or ca.crt is broken")?;
+        Ok(tls)
+    }
+
+    pub(crate) fn apply(&self, mut builder: reqwest::ClientBuilder) -> reqwest::ClientBuilder {
+        if !self.roots.is_empty() {
+            builder = builder.tls_certs_only(self.roots.clone());
+        }
+        match &self.identity {
+            Some(identity) => builder.identity(identity.clone()),
+            None => builder,
+        }
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls")
+            .field("roots", &self.roots.len())
+            .field("identity", &self.identity.is_some())
+            .finish_non_exhaustive()
+    }
+}
