@@ -120,6 +120,18 @@ pub struct Entry {
     pub held_seconds: Option<u64>,
 }
 
+impl Entry {
+    /// Its message waits to be sent.
+    pub fn is_pending(&self) -> bool {
+        self.delivery == Some(Delivery::Pending)
+    }
+
+    /// How many changes it stands for.
+    pub fn changes(&self) -> u64 {
+        self.merged.unwrap_or(1)
+    }
+}
+
 /// What happened to the resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Action {
@@ -131,9 +143,20 @@ pub enum Action {
     Deleted,
 }
 
+impl Action {
+    /// As it is written in an entry and in a message.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "Created",
+            Self::Updated => "Updated",
+            Self::Deleted => "Deleted",
+        }
+    }
+}
+
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
+        f.write_str(self.as_str())
     }
 }
 
@@ -146,6 +169,17 @@ pub enum Delivery {
     Delivered,
     /// Given up: see the entry's `reason`.
     Failed,
+}
+
+impl Delivery {
+    /// As it is written in an entry.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Delivered => "Delivered",
+            Self::Failed => "Failed",
+        }
+    }
 }
 
 /// What stands in for the rest of a value that was cut.
@@ -167,6 +201,11 @@ impl Subject {
     /// What a spec's target and field are called in an entry.
     pub fn new(target: &Target, field: &str) -> Self {
         Self(format!("{}/{}/{}/{field}", target.kind, target.namespace, target.name))
+    }
+
+    /// As it is written in an entry.
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 
     fn part(&self, index: usize) -> &str {

@@ -1,1 +1,0 @@
-//! Which field of an object is tracked, and its value.

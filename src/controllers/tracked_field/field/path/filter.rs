@@ -1,0 +1,127 @@
+//! Filters: `?(@.name=="x")` or `?(@.name)`.
+
+use super::{Parser, Result, quote};
+
+/// What stands in a filter on one side.
+enum Side {
+    Literal(String),
+    Path { query: String, singular: bool },
+}
+
+impl Parser<'_> {
+    /// A filter; its question mark is taken, its closing bracket is not.
+    pub(super) fn filter(&mut self) -> Result<String> {
+        const SHAPE: &str = "a filter is written [?(@.name==\"x\")]: one comparison (== != < <= > >=), or [?(@.name)] \
+                             for those that have the field";
+        if self.in_filter {
+            return Err(format!("a filter in a filter is not supported: {SHAPE}"));
+        }
+        if !self.eat('(') {
+            return Err(SHAPE.into());
+        }
+        self.in_filter = true;
+        let left = self.side().map_err(|problem| format!("{problem} ({SHAPE})"))?;
+        self.skip_spaces();
+        let operator = ["==", "!=", "<=", ">=", "<", ">"].into_iter().find(|o| self.rest.starts_with(o));
+        let filter = if let Some(operator) = operator {
+            self.rest = &self.rest[operator.len()..];
+            let right = self.side().map_err(|problem| format!("{problem} ({SHAPE})"))?;
+            compare(&left, operator, &right)?
+        } else {
+            match left {
+                Side::Path { query, .. } => query,
+                Side::Literal(_) => return Err(SHAPE.into()),
+            }
+        };
+        self.skip_spaces();
+        if !self.eat(')') {
+            return Err(SHAPE.into());
+        }
+        self.in_filter = false;
+        Ok(filter)
+    }
+
+    fn side(&mut self) -> Result<Side> {
+        self.skip_spaces();
+        match self.peek() {
+            Some(end @ ('\'' | '"')) => self.literal(end),
+            Some('+' | '-' | '0'..='9') => {
+                let end = self.rest.find(|c: char| !"+-.0123456789".contains(c)).unwrap_or(self.rest.len());
+                let (text, rest) = self.rest.split_at(end);
+                self.rest = rest;
+                number(text).map(Side::Literal)
+            }
+            Some('@' | '$' | '.' | '[') => {
+                if !self.eat('@') {
+                    self.eat('$');
+                }
+                let steps = self.steps(false)?;
+                match &steps.queries[..] {
+                    [query] => Ok(Side::Path { query: format!("@{query}"), singular: steps.singular }),
+                    _ => Err("several names at once are not supported in a filter".into()),
+                }
+            }
+            _ => {
+                for word in ["true", "false"] {
+                    if let Some(rest) = self.rest.strip_prefix(word) {
+                        self.rest = rest;
+                        return Ok(Side::Literal(word.into()));
+                    }
+                }
+                Err(self.unexpected())
+            }
+        }
+    }
+
+    fn literal(&mut self, end: char) -> Result<Side> {
+        self.next();
+        let mut text = String::new();
+        loop {
+            match self.next() {
+                None => return Err(self.unexpected()),
+                Some(next) if next == end => return Ok(Side::Literal(quote(&text))),
+                Some('\\') => text.push(match self.next() {
+                    Some(escaped @ ('\\' | '\'' | '"')) => escaped,
+                    Some('n') => '\n',
+                    Some('r') => '\r',
+                    Some('t') => '\t',
+                    _ => return Err("in a quoted text a backslash stands before \\, a quote, n, r or t only".into()),
+                }),
+                Some(other) => text.push(other),
+            }
+        }
+    }
+}
+
+/// A comparison matches only what has both its sides, as kubectl has it; to the RFC, two missing sides are equal.
+fn compare(left: &Side, operator: &str, right: &Side) -> Result<String> {
+    let mut filter = String::new();
+    for side in [left, right] {
+        match side {
+            Side::Path { singular: false, .. } => {
+                return Err("a filter compares one value with one: use names and indexes there, no *, no slice".into());
+            }
+            Side::Path { query, .. } => {
+                filter.push_str(query);
+                filter.push_str(" && ");
+            }
+            Side::Literal(_) => {}
+        }
+    }
+    let text = |side: &Side| match side {
+        Side::Path { query, .. } => query.clone(),
+        Side::Literal(literal) => literal.clone(),
+    };
+    Ok(format!("{filter}{}{operator}{}", text(left), text(right)))
+}
+
+/// A number as JSON writes it (no plus sign, no leading zeros).
+fn number(text: &str) -> Result<String> {
+    if let Ok(whole) = text.parse::<i64>() {
+        return Ok(whole.to_string());
+    }
+    match text.parse::<f64>() {
+        Ok(float) if float.is_finite() => Ok(format!("{float}")),
+        _ => Err(format!("{text} is not a number")),
+    }
+}

@@ -1,0 +1,227 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use proptest::prelude::*;
+use rstest::rstest;
+use serde_json::json;
+
+use super::*;
+
+fn text(text: &str) -> Observed {
+    Observed::Text(text.into())
+}
+
+fn deployment() -> Value {
+    json!({
+        "kind": "Deployment",
+        "metadata": {"name": "web", "annotations": {"quartermaster.dev/x": "y"}},
+        "spec": {"replicas": 3, "paused": false, "template": {"spec": {"containers": [
+            {"name": "app", "image": "nginx:1", "env": [{"name": "EMPTY", "value": ""}]},
+            {"name": "side", "image": "envoy:2"},
+        ]}}},
+    })
+}
+
+fn service() -> Value {
+    json!({"spec": {"ports": [
+        {"name": "web", "port": 80, "targetPort": 8080},
+        {"name": "admin", "port": 81, "targetPort": "admin"},
+        {"name": "same", "port": 82},
+    ]}})
+}
+
+#[rstest]
+#[case("Deployment", "replicas", text("3"))]
+#[case("StatefulSet", "replicas", text("3"))]
+#[case("Deployment", "image", text("nginx:1"))]
+#[case("StatefulSet", "image:side", text("envoy:2"))]
+#[case("Deployment", "image:none", Observed::Missing)]
+#[case("Deployment", "{.spec.replicas}", text("3"))]
+#[case("Deployment", "{spec.replicas}", text("3"))]
+#[case("Deployment", "{.spec.paused}", text("false"))]
+#[case("Deployment", "{.spec.template.spec.containers[0].env[0].value}", text(""))]
+#[case("Deployment", "{.spec.template.spec.containers[0].env[7].value}", Observed::Missing)]
+#[case("Deployment", "{.spec.template.spec.containers[*].image}", text(r#"["nginx:1","envoy:2"]"#))]
+#[case("Deployment", r"{.metadata.annotations.quartermaster\.dev/x}", text("y"))]
+fn fields_of_workloads(#[case] kind: &str, #[case] field: &str, #[case] expected: Observed) {
+    assert_eq!(Field::compile(kind, field).unwrap().extract(&deployment()), expected);
+}
+
+#[rstest]
+#[case("targetPort", text("8080"))]
+#[case("targetPort:web", text("8080"))]
+#[case("targetPort:admin", text("admin"))]
+#[case("targetPort:same", text("82"))]
+#[case("targetPort:none", Observed::Missing)]
+fn ports_of_services(#[case] field: &str, #[case] expected: Observed) {
+    assert_eq!(Field::compile("Service", field).unwrap().extract(&service()), expected);
+}
+
+#[test]
+fn missing_empty_false_and_null_are_told_apart() {
+    let object = json!({"empty": "", "no": false, "null": null, "none": [], "nothing": {}});
+    let all: Vec<Observed> = ["missing", "empty", "no", "null", "none", "nothing"]
+        .map(|name| Field::compile("X", &format!("{{.{name}}}")).unwrap().extract(&object))
+        .into();
+    let expected = [Observed::Missing, text(""), text("false"), text("null"), text("[]"), text("{}")];
+    assert_eq!(all, expected);
+}
+
+#[test]
+fn keys_are_sorted_whatever_the_order_they_came_in() {
+    let object: Value =
+        serde_json::from_str(r#"{"a": {"z": 1, "b": {"y": 2, "x": 3}, "a": [{"d": 1, "c": 2}]}}"#).unwrap();
+    let value = Field::compile("X", "{.a}").unwrap().extract(&object);
+    assert_eq!(value, text(r#"{"a":[{"c":2,"d":1}],"b":{"x":3,"y":2},"z":1}"#));
+}
+
+#[test]
+fn long_values_are_cut_between_characters_and_compared_whole() {
+    let field = Field::compile("X", "{.a}").unwrap();
+    let value = |text: String| field.extract(&json!({"a": text}));
+    assert_eq!(value("x".repeat(1024)), text(&"x".repeat(1024)));
+
+    let long = format!("x{}", "я".repeat(600));
+    let cut = value(long.clone());
+    assert_eq!(cut.text().unwrap(), &long[..1023]);
+    assert_eq!(cut.cut().unwrap().length, 1201);
+    assert_eq!(value(long.clone()), cut);
+    assert_ne!(value(format!("{long}!")), cut);
+
+    let known = value("a".repeat(1_000_000));
+    assert_eq!(known.cut().unwrap().sha256, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+    assert_eq!(known.text().unwrap().len(), KEPT_BYTES);
+    assert_eq!(known.cut().unwrap().length, 1_000_000);
+}
+
+#[rstest]
+#[case("Service", "replicas", "FieldNotFound", "targetPort, targetPort:PORT or a JSONPath")]
+#[case("Deployment", "targetPort", "FieldNotFound", "replicas, image, image:CONTAINER or a JSONPath")]
+#[case("Deployment", "targetPort:web", "FieldNotFound", "replicas")]
+#[case("Deployment", "replica", "FieldNotFound", "write replicas, image")]
+#[case("Deployment", "", "FieldNotFound", "write replicas, image")]
+#[case("Deployment", "replicas:x", "FieldNotFound", "write replicas, image")]
+#[case("CronJob", "image", "FieldNotFound", "is no field of a CronJob: write a JSONPath in braces")]
+#[case("Deployment", "image:", "InvalidPath", "write image:NAME, or image")]
+#[case("Service", "targetPort:", "InvalidPath", "write targetPort:NAME")]
+#[case("Deployment", ".spec.replicas", "InvalidPath", "write {.spec.replicas}")]
+#[case("Deployment", "$.spec.replicas", "InvalidPath", "write {.spec.replicas}")]
+#[case("Deployment", "spec.replicas", "InvalidPath", "write {.spec.replicas}")]
+#[case("X", "{range .items[*]}{.name}{end}", "InvalidPath", "[*].image}; several matches give a JSON list")]
+#[case("X", "{end}", "InvalidPath", "{range} and {end} are not supported")]
+#[case("X", "{.a}{.b}", "InvalidPath", "several expressions")]
+#[case("X", "{.a} {.b}", "InvalidPath", "several expressions")]
+#[case("X", "a: {.a}", "InvalidPath", "text around the braces")]
+#[case("X", "{.a}!", "InvalidPath", "text around the braces")]
+#[case("X", "{.a", "InvalidPath", "ends too early")]
+#[case("X", "}", "InvalidPath", "text around")]
+#[case("X", "{}", "InvalidPath", "names no field")]
+#[case("X", "{.}", "InvalidPath", "name is missing")]
+#[case("X", "{@}", "InvalidPath", "names no field")]
+#[case("X", "{.a.}", "InvalidPath", "name is missing")]
+#[case("X", "{..}", "InvalidPath", "name is missing")]
+#[case("X", "{..a..b}", "InvalidPath", "`..` may stand in it once")]
+#[case("X", "{\"a\"}", "InvalidPath", "is not understood")]
+#[case("X", "{.a b}", "InvalidPath", "is not understood")]
+#[case("X", "{.a[]}", "InvalidPath", "brackets hold")]
+#[case("X", "{.a[b]}", "InvalidPath", "brackets hold")]
+#[case("X", "{.a[0}", "InvalidPath", "bracket is missing")]
+#[case("X", "{.a[::0]}", "InvalidPath", "step of a slice")]
+#[case("X", "{.a['b..c']}", "InvalidPath", "empty name")]
+#[case("X", "{.a['b}", "InvalidPath", "ends too early")]
+#[case("X", "{.a[?@.b==1]}", "InvalidPath", "a filter is written [?(@.name==\"x\")]")]
+#[case("X", "{.a[?(@.b=1)]}", "InvalidPath", "a filter is written")]
+#[case("X", "{.a[?(@.b==1 && @.c==2)]}", "InvalidPath", "a filter is written")]
+#[case("X", "{.a[?(@.b[*]==1)]}", "InvalidPath", "compares one value")]
+#[case("X", "{.a[?(@.b[?(@.c)])]}", "InvalidPath", "a filter in a filter")]
+#[case("X", "{.a[0,1,2,3][0,1,2,3][0,1]}", "InvalidPath", "more than 16 paths")]
+fn refusals_say_what_to_write(#[case] kind: &str, #[case] field: &str, #[case] reason: &str, #[case] words: &str) {
+    let error = Field::compile(kind, field).unwrap_err();
+    assert_eq!(error.reason(), reason, "{error}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+#[test]
+fn a_field_that_is_too_long_is_refused() {
+    let error = Field::compile("X", &format!("{{.{}}}", "a".repeat(5000))).unwrap_err();
+    assert!(error.to_string().len() < 400, "{error}");
+    assert_eq!(error.reason(), "InvalidPath");
+}
+
+#[test]
+fn a_filter_whose_side_is_missing_does_not_match() {
+    let object = json!({"l": [{"a": 1}, {"b": 2}, {"a": 3, "b": 3}]});
+    let value = |field: &str| Field::compile("X", field).unwrap().extract(&object);
+    assert_eq!(value("{.l[?(@.a!=1)].b}"), text("3"));
+    assert_eq!(value("{.l[?(@.a==@.b)].a}"), text("3"));
+    assert_eq!(value("{.l[?(@.c!=@.d)]}"), Observed::Missing);
+}
+
+/// Any JSON value, some levels deep.
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "\\PC{0,20}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 64, 6, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+            prop::collection::btree_map("[a-c]|\\PC{0,5}", inner, 0..6)
+                .prop_map(|map| Value::Object(map.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn nothing_panics(field in any::<String>(), object in any_json()) {
+        for field in [field.clone(), format!("{{{field}}}"), format!("image:{field}")] {
+            if let Ok(field) = Field::compile("Deployment", &field) {
+                field.extract(&object);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_panics_on_what_looks_like_a_path(
+        field in r#"\{(\.|\.\.|\[|\]|[a-c]|\*|[0-9]|-|:|,|'|"|\\|\?|\(|\)|@|\$|==|!=|<| ){0,20}\}"#,
+        object in any_json(),
+    ) {
+        if let Ok(field) = Field::compile("X", &field) {
+            field.extract(&object);
+        }
+    }
+
+    /// Every key can be named: with its special characters escaped it is found, and nothing else is.
+    #[test]
+    fn any_name_can_be_escaped(name in "[^\r\n]{1,12}") {
+        let escaped: String = name.chars().flat_map(|c| ['\\', c]).collect();
+        let object = json!({"a": {name: 1, "\u{1}other": 2}});
+        for field in [format!("{{.a.{escaped}}}"), format!("{{.a['{escaped}']}}")] {
+            prop_assert_eq!(Field::compile("X", &field).unwrap().extract(&object), text("1"));
+        }
+    }
+
+    /// What is kept is bounded, a prefix of the whole, and equal exactly when the whole is.
+    #[test]
+    fn kept_values_stand_for_whole_ones(a in "[ab€]{0,3}", b in "[ab€]{0,3}", times in 0usize..800) {
+        let observe = |part: &str| Observed::of_text(&part.repeat(times));
+        prop_assert_eq!(observe(&a) == observe(&b), a.repeat(times) == b.repeat(times));
+        let kept = observe(&a);
+        prop_assert!(kept.text().unwrap().len() <= KEPT_BYTES);
+        prop_assert!(a.repeat(times).starts_with(kept.text().unwrap()));
+        prop_assert_eq!(kept.cut().is_some(), a.repeat(times).len() > KEPT_BYTES);
+    }
+
+    #[test]
+    fn values_are_what_json_says(object in any_json()) {
+        let field = Field::compile("X", "{.a}").unwrap();
+        let observed = field.extract(&json!({"a": object}));
+        if observed.cut().is_none() {
+            let expected = object.as_str().map_or_else(|| object.to_string(), str::to_owned);
+            prop_assert_eq!(observed.text().unwrap(), expected);
+        }
+    }
+}

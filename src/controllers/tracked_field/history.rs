@@ -1,1 +1,0 @@
-//! What becomes of the history: pure, no client, no clock.

@@ -1,0 +1,75 @@
+//! What becomes of the history: pure, no client, no clock.
+//!
+//! A pass takes what was observed ([`ObservationBuffer`]), appends the changes as Pending entries ([`record`]), marks
+//! what was sent ([`mark`]) or is too old ([`expire`]; suspended time does not count: [`hold`]), keeps all of it within
+//! its bounds ([`bound`]) and hands what is Pending to the queue ([`pending`]).
+
+use std::collections::HashMap;
+
+use crate::api::tracked_field::{Delivery, Entry, History};
+
+mod age;
+mod bound;
+mod buffer;
+mod record;
+mod size;
+mod squeeze;
+
+pub use age::{MAX_AGE, expire, hold, next_expiry};
+pub use bound::{Bounded, Bounds, bound};
+pub use buffer::ObservationBuffer;
+pub use record::{Observation, Recorded, State, record};
+pub use squeeze::Limits;
+
+/// What came of sending an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The receiver took it.
+    Delivered,
+    /// It never will.
+    Failed {
+        /// Why, without any secret in it.
+        reason: String,
+    },
+}
+
+/// Marks entries by their ids, and says how many changed. An id that is no longer there (its entry was folded into
+/// another, or dropped) is passed over. What was delivered stays so; what counted as failed may turn out delivered.
+pub fn mark(history: &mut History, outcomes: impl IntoIterator<Item = (String, Outcome)>) -> usize {
+    let outcomes: HashMap<String, Outcome> = outcomes.into_iter().collect();
+    let mut marked = 0;
+    for entry in history.iter_mut() {
+        let Some(outcome) = entry.id.as_ref().and_then(|id| outcomes.get(id)) else { continue };
+        match (entry.delivery, outcome) {
+            (Some(Delivery::Pending | Delivery::Failed), Outcome::Delivered) => {
+                close(entry, Delivery::Delivered, None);
+            }
+            (Some(Delivery::Pending), Outcome::Failed { reason }) => {
+                close(entry, Delivery::Failed, Some(reason.clone()));
+            }
+            _ => continue,
+        }
+        marked += 1;
+    }
+    marked
+}
+
+fn close(entry: &mut Entry, delivery: Delivery, reason: Option<String>) {
+    entry.delivery = Some(delivery);
+    entry.reason = reason;
+    entry.held_since = None;
+    entry.held_seconds = None;
+}
+
+/// The entries to send, oldest first, each with the entry before it where that speaks of the same subject: the previous
+/// value is its.
+pub fn pending(history: &[Entry]) -> impl Iterator<Item = (&Entry, Option<&Entry>)> {
+    history.iter().enumerate().filter(|(_, entry)| entry.is_pending() && entry.id.is_some()).map(|(at, entry)| {
+        let before = at.checked_sub(1).and_then(|before| history.get(before));
+        // What the original program wrote names no subject, and speaks of the one that it had then.
+        (entry, before.filter(|before| before.subject.is_none() || before.subject == entry.subject))
+    })
+}
+
+#[cfg(test)]
+mod tests;

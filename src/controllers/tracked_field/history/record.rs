@@ -1,0 +1,240 @@
+//! Observations become entries.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::api::tracked_field::{Action, Delivery, Entry, History, Subject};
+use crate::controllers::tracked_field::field::Observed;
+
+/// What the watch, or a first look, showed of the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// When.
+    pub at: Timestamp,
+    /// What.
+    pub state: State,
+    /// The observations that were folded into this one, which is the last of them.
+    pub(super) folded: Option<Box<Folded>>,
+}
+
+/// The target, or that there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It is there.
+    Present {
+        /// Its UID.
+        uid: Option<String>,
+        /// The field.
+        value: Observed,
+    },
+    /// It is not.
+    Absent,
+}
+
+/// What is left of observations that were folded into one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Folded {
+    changes: u64,
+    first_value: Option<String>,
+    /// The resource was made anew in between.
+    renewed: bool,
+}
+
+/// What [`record`] did to the history.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recorded {
+    /// New entries.
+    pub entries: usize,
+    /// The changes that they stand for.
+    pub changes: u64,
+    /// The last entry of before learnt what the program that wrote it had not noted; nothing to tell anybody.
+    pub learnt: bool,
+}
+
+impl Recorded {
+    /// The history has to be written.
+    pub fn changed(&self) -> bool {
+        self.entries > 0 || self.learnt
+    }
+}
+
+impl Observation {
+    /// One look at the target.
+    pub fn new(at: Timestamp, state: State) -> Self {
+        Self { at, state, folded: None }
+    }
+
+    /// How many changes it stands for, if it is one at all.
+    pub fn changes(&self) -> u64 {
+        self.folded.as_ref().map_or(1, |folded| folded.changes)
+    }
+
+    /// One observation in place of two neighbours: it shows what the later one shows.
+    pub(super) fn fold(self, next: Self) -> Self {
+        let changes = self.changes().saturating_add(next.changes());
+        let anew = match (&self.state, &next.state) {
+            (State::Absent, State::Present { .. }) => true,
+            (State::Present { uid: a, .. }, State::Present { uid: b, .. }) => differ(a.as_deref(), b.as_deref()),
+            (_, State::Absent) => false,
+        };
+        let next_renewed = next.folded.is_some_and(|folded| folded.renewed);
+        let (first_value, renewed) = match self.folded {
+            Some(folded) => (folded.first_value, folded.renewed),
+            None => (self.state.value().and_then(Observed::text).map(str::to_owned), false),
+        };
+        let folded = Folded { changes, first_value, renewed: renewed || anew || next_renewed };
+        Self { at: next.at, state: next.state, folded: Some(Box::new(folded)) }
+    }
+
+    /// Bytes of memory that it holds on to.
+    pub(super) fn size(&self) -> usize {
+        let first = self.folded.as_ref().and_then(|folded| folded.first_value.as_ref());
+        let state = match &self.state {
+            State::Absent => 0,
+            State::Present { uid, value } => {
+                uid.as_ref().map_or(0, String::len)
+                    + value.text().map_or(0, str::len)
+                    + value.cut().map_or(0, |cut| size_of_val(cut) + cut.sha256.len())
+            }
+        };
+        size_of::<Self>() + state + first.map_or(0, |first| size_of::<Folded>() + first.len())
+    }
+}
+
+impl State {
+    fn value(&self) -> Option<&Observed> {
+        match self {
+            Self::Present { value, .. } => Some(value),
+            Self::Absent => None,
+        }
+    }
+
+    /// Nothing changed from this one to `next`.
+    pub(super) fn is_still(&self, next: &Self) -> bool {
+        match (self, next) {
+            (Self::Absent, Self::Absent) => true,
+            (Self::Present { uid: a, value: old }, Self::Present { uid: b, value: new }) => {
+                old == new && !differ(a.as_deref(), b.as_deref())
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Two UIDs of two resources: one that is not known may be any.
+fn differ(a: Option<&str>, b: Option<&str>) -> bool {
+    matches!((a, b), (Some(a), Some(b)) if a != b)
+}
+
+/// Appends what changed, as Pending entries of `subject` with ids from `ids`.
+///
+/// The last entry is what an observation is compared with, if it is of the same subject; another subject starts a new
+/// series. So the first observation after a restart or a re-list gives one entry for the net change, or none.
+pub fn record(
+    history: &mut History,
+    subject: &Subject,
+    observations: impl IntoIterator<Item = Observation>,
+    mut ids: impl FnMut() -> String,
+) -> Recorded {
+    let mut recorded = Recorded::default();
+    for observation in observations {
+        let last = history.last_mut().filter(|last| last.subject.as_ref().is_none_or(|s| s == subject));
+        let present = last.filter(|last| last.action != Action::Deleted);
+        let folded = observation.folded.as_deref();
+        let action = match (present, &observation.state) {
+            (None, State::Absent) if folded.is_none() => continue,
+            (_, State::Absent) => Action::Deleted,
+            (None, State::Present { .. }) => Action::Created,
+            (Some(last), State::Present { uid, value }) => {
+                if differ(last.uid.as_deref(), uid.as_deref()) || folded.is_some_and(|folded| folded.renewed) {
+                    Action::Created
+                } else if folded.is_none() && (is_unknown(last) || shows(last, value)) {
+                    recorded.learnt |= learn(last, subject, uid.as_ref(), value);
+                    continue;
+                } else {
+                    Action::Updated
+                }
+            }
+        };
+        recorded.entries += 1;
+        recorded.changes = recorded.changes.saturating_add(observation.changes());
+        history.push(entry(action, subject, observation, ids()));
+    }
+    recorded
+}
+
+/// The original program wrote an empty value for a targetPort that is a number: what it saw is not known.
+fn is_unknown(entry: &Entry) -> bool {
+    entry.id.is_none() && entry.value.is_none() && !entry.missing
+}
+
+fn shows(entry: &Entry, value: &Observed) -> bool {
+    entry.value.as_deref() == value.text()
+        && entry.missing == (*value == Observed::Missing)
+        && entry.cut.as_ref() == value.cut()
+}
+
+/// Notes in an entry what the program that wrote it did not; says whether there was anything.
+fn learn(entry: &mut Entry, subject: &Subject, uid: Option<&String>, value: &Observed) -> bool {
+    let news = entry.subject.is_none() || (entry.uid.is_none() && uid.is_some()) || is_unknown(entry);
+    if news {
+        entry.subject.get_or_insert_with(|| subject.clone());
+        entry.uid = entry.uid.take().or_else(|| uid.cloned());
+        set_value(entry, value);
+    }
+    news
+}
+
+fn set_value(entry: &mut Entry, value: &Observed) {
+    entry.value = value.text().map(str::to_owned);
+    entry.missing = *value == Observed::Missing;
+    entry.cut = value.cut().cloned();
+}
+
+fn entry(action: Action, subject: &Subject, observation: Observation, id: String) -> Entry {
+    let (merged, first_value) = match observation.folded {
+        Some(folded) => (Some(folded.changes), folded.first_value),
+        None => (None, None),
+    };
+    let mut entry = Entry {
+        time: Some(whole_seconds(observation.at)),
+        action,
+        value: None,
+        missing: false,
+        cut: None,
+        id: Some(id),
+        delivery: Some(Delivery::Pending),
+        reason: None,
+        subject: Some(subject.clone()),
+        uid: None,
+        merged,
+        first_value,
+        held_since: None,
+        held_seconds: None,
+    };
+    if let State::Present { uid, value } = observation.state {
+        set_value(&mut entry, &value);
+        entry.uid = uid;
+    }
+    entry
+}
+
+/// As the API stores a time: to the second, so that what was read back equals what was written.
+pub(super) fn whole_seconds(at: Timestamp) -> Time {
+    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}
+
+/// One entry in place of two neighbours. It shows what the later one shows, and has a new id: a receiver that saw one
+/// of the two, and passes over ids that it has seen, must not pass over this one.
+pub(super) fn fold_entries(first: Entry, next: Entry, id: String) -> Entry {
+    let merged = first.changes().saturating_add(next.changes());
+    let same_subject = first.subject == next.subject;
+    let first_value = if first.merged.is_some() { first.first_value } else { first.value };
+    let action = match (first.action, next.action) {
+        (_, Action::Deleted) => Action::Deleted,
+        (Action::Updated, Action::Updated) => Action::Updated,
+        // It was made, or made again, somewhere in between.
+        _ => Action::Created,
+    };
+    Entry { action, id: Some(id), merged: Some(merged), first_value: first_value.filter(|_| same_subject), ..next }
+}

@@ -1,0 +1,149 @@
+//! What becomes an entry.
+
+use Action::{Created, Deleted, Updated};
+
+use super::*;
+
+#[test]
+fn every_change_is_an_entry_in_order() {
+    let history = recorded([
+        State::Absent,
+        present("a", "1"),
+        present("a", "1"),
+        present("a", "3"),
+        present("a", "1"),
+        missing("a"),
+        present("a", ""),
+        State::Absent,
+        State::Absent,
+        present("b", ""),
+        present("c", ""),
+    ]);
+    let expected = [
+        (Created, Some("1")),
+        (Updated, Some("3")),
+        (Updated, Some("1")),
+        (Updated, None),
+        (Updated, Some("")),
+        (Deleted, None),
+        (Created, Some("")),
+        (Created, Some("")),
+    ];
+    assert_eq!(told(&history), expected);
+    let missing: Vec<bool> = history.iter().map(|entry| entry.missing).collect();
+    assert_eq!(missing, [false, false, false, true, false, false, false, false]);
+    let uids: Vec<_> = history.iter().map(|entry| entry.uid.as_deref()).collect();
+    assert_eq!(uids, [Some("a"), Some("a"), Some("a"), Some("a"), Some("a"), None, Some("b"), Some("c")]);
+    assert!(history.iter().all(|entry| entry.is_pending() && entry.subject == Some(subject("replicas"))));
+    let ids: Vec<_> = history.iter().map(|entry| entry.id.as_deref().unwrap()).collect();
+    assert_eq!(ids, ["id-1", "id-2", "id-3", "id-4", "id-5", "id-6", "id-7", "id-8"]);
+}
+
+#[test]
+fn there_and_back_in_one_breath_is_two_entries() {
+    let mut history = recorded([present("a", "1")]);
+    let breath = [present("a", "3"), present("a", "1")].map(|state| Observation::new(at(5), state));
+    let result = record(&mut history, &subject("replicas"), breath, ids());
+    assert_eq!(result, Recorded { entries: 2, changes: 2, learnt: false });
+    assert_eq!(told(&history)[1..], [(Updated, Some("3")), (Updated, Some("1"))]);
+}
+
+#[test]
+fn after_a_re_list_there_is_one_entry_for_the_net_change() {
+    let now = |state: State| {
+        let mut history = recorded([present("a", "1"), present("a", "2")]);
+        record(&mut history, &subject("replicas"), [Observation::new(at(60), state)], ids());
+        told(&history[2..]).into_iter().map(|(action, value)| (action, value.map(str::to_owned))).collect::<Vec<_>>()
+    };
+    assert_eq!(now(present("a", "9")), [(Updated, Some("9".into()))]);
+    assert_eq!(now(present("a", "2")), []);
+    assert_eq!(now(State::Absent), [(Deleted, None)]);
+    assert_eq!(now(present("b", "2")), [(Created, Some("2".into()))]);
+}
+
+#[test]
+fn another_target_or_field_is_a_new_series() {
+    let mut history = recorded([present("a", "1")]);
+    let mut ids = ids();
+    for (field, state) in [
+        ("image", State::Absent),
+        ("image", present("a", "1")),
+        ("replicas", present("a", "1")),
+        ("image", State::Absent),
+        ("replicas", State::Absent),
+    ] {
+        record(&mut history, &subject(field), [Observation::new(at(9), state)], &mut ids);
+    }
+    let fields: Vec<_> = history.iter().map(|entry| entry.subject.as_ref().unwrap().field()).collect();
+    assert_eq!(fields, ["replicas", "image", "replicas", "replicas"]);
+    assert_eq!(told(&history)[1..], [(Created, Some("1")), (Created, Some("1")), (Deleted, None)]);
+}
+
+#[test]
+fn long_values_are_compared_whole() {
+    let long = |end: &str| present("a", &format!("{}{end}", "x".repeat(5000)));
+    let history = recorded([long("1"), long("1"), long("2")]);
+    assert_eq!(history.len(), 2);
+    assert_eq!(history[0].value, history[1].value);
+    assert_ne!(history[0].cut, history[1].cut);
+    let read_back: History = serde_json::from_str(&serde_json::to_string(&history).unwrap()).unwrap();
+    assert_eq!(read_back, history);
+}
+
+#[test]
+fn times_are_as_the_api_stores_them() {
+    let mut history = History::new();
+    let at = "2025-02-11T20:44:21.987Z".parse().unwrap();
+    record(&mut history, &subject("replicas"), [Observation::new(at, present("a", "1"))], ids());
+    hold(&mut history, true, at);
+    let read_back: History = serde_json::from_str(&serde_json::to_string(&history).unwrap()).unwrap();
+    assert_eq!(read_back, history);
+}
+
+#[test]
+fn the_documents_history_is_taken_over_without_an_entry() {
+    let mut history = original(json!([
+        {"action": "Created", "time": "2025-02-11T20:44:21Z", "value": "1"},
+        {"action": "Updated", "time": "2025-02-11T20:51:04Z", "value": "3"},
+    ]));
+    let mut observe = |state| record(&mut history, &subject("replicas"), [Observation::new(at(0), state)], ids());
+    assert_eq!(observe(present("a", "3")), Recorded { entries: 0, changes: 0, learnt: true });
+    assert_eq!(observe(present("a", "3")), Recorded::default());
+    // It learnt the UID: the same value on another resource is news.
+    assert_eq!(observe(present("b", "3")).entries, 1);
+    assert_eq!(told(&history), [(Created, Some("1")), (Updated, Some("3")), (Created, Some("3"))]);
+    assert_eq!((history[1].delivery, history[1].id.as_ref()), (None, None));
+    assert_eq!(pending(&history).count(), 1);
+}
+
+#[test]
+fn the_documents_deleted_is_followed_by_created() {
+    let deleted = json!([{"action": "Created", "value": "1"}, {"action": "Deleted", "time": "2025-02-11T20:54:04Z"}]);
+    let mut history = original(deleted);
+    let mut observe = |state| record(&mut history, &subject("replicas"), [Observation::new(at(0), state)], ids());
+    assert!(!observe(State::Absent).changed());
+    assert_eq!(observe(present("a", "1")).entries, 1);
+    assert_eq!(told(&history)[2..], [(Created, Some("1"))]);
+}
+
+#[test]
+fn a_value_that_the_original_program_could_not_read_is_filled_in() {
+    for state in [present("a", "8080"), missing("a")] {
+        let mut history = original(json!([{"action": "Created", "time": "2025-02-11T20:44:21Z"}]));
+        let mut observe = |state| record(&mut history, &subject("targetPort"), [Observation::new(at(0), state)], ids());
+        assert_eq!(observe(state.clone()), Recorded { entries: 0, changes: 0, learnt: true });
+        assert_eq!(observe(state.clone()), Recorded::default());
+        assert_eq!(observe(present("a", "9090")).entries, 1);
+    }
+    let mut history = original(json!([{"action": "Updated"}]));
+    record(&mut history, &subject("targetPort"), [Observation::new(at(0), State::Absent)], ids());
+    assert_eq!(told(&history), [(Updated, None), (Deleted, None)]);
+}
+
+#[test]
+fn an_entry_without_subject_does_not_speak_of_a_later_one() {
+    let mut history = original(json!([{"action": "Created", "value": "1"}]));
+    record(&mut history, &subject("replicas"), [Observation::new(at(0), present("a", "1"))], ids());
+    record(&mut history, &subject("image"), [Observation::new(at(1), present("a", "nginx"))], ids());
+    assert_eq!(told(&history), [(Created, Some("1")), (Created, Some("nginx"))]);
+}

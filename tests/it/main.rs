@@ -1,0 +1,3 @@
+//! The integration tests: one binary, one module a subject.
+
+mod field_paths;
