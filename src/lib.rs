@@ -4,6 +4,7 @@
 //! [`notify`] the sending of messages, [`registry`] the one list of kinds.
 
 pub mod api;
+pub mod cli;
 pub mod controllers;
 pub mod notify;
 pub mod runtime;

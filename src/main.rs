@@ -1,2 +1,125 @@
-//! x
-fn main() {}
+//! The program: what is asked for, and how it ended.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{CommandFactory as _, Parser as _};
+use quartermaster::cli::{Cli, Command, Config, VERSION};
+use quartermaster::runtime::leader::{self, Election, Fence, Outcome};
+use quartermaster::runtime::{client, health, metrics, telemetry};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+/// The kinds that `--controllers` knows.
+const KINDS: &[&str] = &["contactpoint", "trackedfield"];
+
+fn main() -> ExitCode {
+    match execute(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        // A pipe that was closed early (`| head`) is no failure.
+        Err(error) if error.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe) => {
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            // Nobody is left to tell when standard error is gone.
+            let _ = writeln!(io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command) -> anyhow::Result<()> {
+    let mut out = io::stdout();
+    match command {
+        Command::Run(args) => {
+            let config = args.config(KINDS).unwrap_or_else(|error| error.exit());
+            telemetry::init(&config.log)?;
+            if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
+                anyhow::bail!("another TLS provider is installed");
+            }
+            // Two threads carry the load that this program is made for. Each one more costs memory at rest: glibc
+            // gives every thread that allocates an arena of its own. Stacks cost only what of them is used.
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .max_blocking_threads(16)
+                .enable_all()
+                .build()?;
+            let result = runtime.block_on(run(config));
+            // A name that is being resolved would hold up the exit.
+            runtime.shutdown_background();
+            result
+        }
+        Command::Completions { shell } => {
+            // clap_complete panics when it cannot write.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "quartermaster", &mut script);
+            Ok(out.write_all(&script)?)
+        }
+        Command::Version => Ok(writeln!(out, "quartermaster {VERSION}")?),
+    }
+}
+
+async fn run(config: Config) -> anyhow::Result<()> {
+    let stop = stop_on_signal()?;
+    let kubernetes = kube::Config::infer().await.context("no cluster: neither a kubeconfig nor a Pod's own files")?;
+    let metrics = metrics::Metrics::new();
+    let health = health::Health::new();
+    if !config.metrics.is_empty() {
+        let listener = bind("--metrics-bind-address", &config.metrics).await?;
+        tokio::spawn(metrics::serve(listener, metrics.clone()));
+    }
+    if !config.probes.is_empty() {
+        let listener = bind("--health-probe-bind-address", &config.probes).await?;
+        tokio::spawn(health::serve(listener, health.clone()));
+    }
+    let fence = if config.leader_elect { Fence::shut() } else { Fence::open() };
+    let client = client::main(kubernetes.clone(), fence.clone(), metrics.clone(), &config.timings)?;
+    let work = async {
+        let streaming = client::streaming_lists_supported(&client).await?;
+        info!(streaming, "connected");
+        stop.cancelled().await;
+        anyhow::Ok(())
+    };
+    if !config.leader_elect {
+        return work.await;
+    }
+    metrics.show_leadership(fence.clone());
+    let lease = client::lease(kubernetes, metrics.clone())?;
+    let identity = leader::identity(config.pod_name.as_deref());
+    let election = Election::new(lease, &config.operator_namespace, identity, &config.timings);
+    match leader::lead(&election, &fence, &stop, work).await {
+        Outcome::Finished(result) => result,
+        Outcome::Stopped => Ok(()),
+        Outcome::Lost => anyhow::bail!("the lease was lost; another process must start anew"),
+    }
+}
+
+async fn bind(flag: &str, addresses: &[std::net::SocketAddr]) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(addresses).await.with_context(|| format!("{flag}: cannot listen"))?;
+    info!(address = %listener.local_addr()?, "listening for {flag}");
+    Ok(listener)
+}
+
+/// Cancelled by SIGTERM or Ctrl-C; a second one ends the process at once.
+fn stop_on_signal() -> anyhow::Result<CancellationToken> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = CancellationToken::new();
+    let token = stop.clone();
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if token.is_cancelled() {
+                std::process::exit(1);
+            }
+            info!("told to stop");
+            token.cancel();
+        }
+    });
+    Ok(stop)
+}

@@ -1,1 +1,7 @@
 //! What every controller needs.
+
+pub mod client;
+pub mod health;
+pub mod leader;
+pub mod metrics;
+pub mod telemetry;

@@ -2,13 +2,11 @@
 
 pub mod bot_api;
 pub mod control_plane;
-pub mod process;
-pub mod proxy;
-pub mod receiver;
-
-pub use control_plane::{ControlPlane, Options, shared};
 mod journal;
+pub mod process;
 pub mod proxy;
 pub mod receiver;
 mod serve;
 pub mod tls;
+
+pub use control_plane::{ControlPlane, Options, shared};

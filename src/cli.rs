@@ -1,0 +1,295 @@
+//! Flags and environment, turned once into a typed [`Config`].
+
+use std::collections::BTreeSet;
+
+use clap::builder::BoolishValueParser;
+use clap::error::ErrorKind;
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use ipnet::IpNet;
+use secrecy::SecretString;
+
+mod timings;
+mod value;
+
+pub use timings::Timings;
+pub use value::Listen;
+
+/// What `--version` and the user agent say.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+const AFTER_HELP: &str = "\
+Every flag can be given as an environment variable instead; the flag wins.
+
+Exit codes:
+  0  done: the work is finished, or the operator was told to stop and has drained
+  1  failed: the words are on standard error (a lost lease is one of them; Kubernetes starts the process again)
+  2  usage: a flag or its value is wrong; the words say what to write";
+
+const RUN_AFTER_HELP: &str = "\
+The cluster is the one of $KUBECONFIG or ~/.kube/config, or the one it runs in.
+
+Examples:
+  quartermaster run
+      Against the current kubeconfig, all kinds, all namespaces, no leader election.
+  quartermaster run --leader-elect --watch-namespace=shop,billing --controllers='*,-myingress'
+      As one of several replicas, for two namespaces, without one kind.
+  quartermaster run --log-level=info,quartermaster::notify=debug
+      With more words on what is sent.
+
+Exit codes: 0 told to stop, and drained; 1 failed or lost the lease; 2 a flag or its value is wrong.";
+
+/// One small binary for the everyday chores of a Kubernetes cluster
+#[derive(Debug, Parser)]
+#[command(name = "quartermaster", version, arg_required_else_help = true, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the operator until it is told to stop (SIGTERM, Ctrl-C)
+    #[command(after_help = RUN_AFTER_HELP)]
+    Run(Box<RunArgs>),
+    /// Print the completions of a shell, such as: quartermaster completions bash > /etc/bash_completion.d/quartermaster
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the version
+    Version,
+}
+
+/// The flags of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Act only while holding the Lease "quartermaster"; needed with two replicas or more
+    #[arg(long, env = "QUARTERMASTER_LEADER_ELECT", value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
+        require_equals = true, default_value = "false", default_missing_value = "true",
+        value_parser = BoolishValueParser::new(), help_heading = "Leader election")]
+    leader_elect: bool,
+
+    /// Address of /metrics; 0 turns it off
+    #[arg(long, env = "QUARTERMASTER_METRICS_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8080")]
+    metrics_bind_address: String,
+
+    /// Address of /livez and /readyz; 0 turns it off
+    #[arg(long, env = "QUARTERMASTER_HEALTH_PROBE_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8081")]
+    health_probe_bind_address: String,
+
+    /// Namespace that the operator runs in: its Lease is there, and the Secrets that it may share
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", default_value = "quartermaster-system",
+        value_parser = value::namespace)]
+    operator_namespace: String,
+
+    /// Act in this namespace only; give it several times, or separate names by commas. Default: every namespace
+    #[arg(long = "watch-namespace", env = "QUARTERMASTER_WATCH_NAMESPACE", value_name = "NAMESPACE",
+        value_delimiter = ',', value_parser = value::namespace)]
+    watch_namespaces: Vec<String>,
+
+    /// Kinds to act on: * for all, NAME for one, -NAME to leave one out
+    #[arg(
+        long,
+        env = "QUARTERMASTER_CONTROLLERS",
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "*",
+        allow_hyphen_values = true
+    )]
+    controllers: Vec<String>,
+
+    /// A name of this cluster, which then stands in every message
+    #[arg(long, env = "QUARTERMASTER_CLUSTER_NAME", value_name = "NAME", default_value = "",
+        hide_default_value = true, value_parser = value::cluster_name)]
+    cluster_name: String,
+
+    /// Base URL of the Telegram Bot API, for those who run a server of their own
+    #[arg(
+        long,
+        env = "QUARTERMASTER_TELEGRAM_API_URL",
+        value_name = "URL",
+        hide_env_values = true,
+        default_value = "https://api.telegram.org",
+        help_heading = "Notifications"
+    )]
+    telegram_api_url: String,
+
+    /// Which contact points of other namespaces may use a Secret of the operator's namespace
+    #[arg(
+        long,
+        env = "QUARTERMASTER_SHARED_SECRETS",
+        value_name = "WHICH",
+        default_value = "telegram",
+        help_heading = "Notifications"
+    )]
+    shared_secrets: SharedSecrets,
+
+    /// Let webhooks go to loopback addresses: for trying it out on one machine
+    #[arg(long, env = "QUARTERMASTER_WEBHOOK_ALLOW_LOOPBACK", value_name = "BOOL", action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
+        value_parser = BoolishValueParser::new(), help_heading = "Notifications")]
+    webhook_allow_loopback: bool,
+
+    /// Network that webhooks must not go to, such as 10.0.0.0/8; may be given several times
+    ///
+    /// Link-local and metadata addresses are always refused.
+    #[arg(long = "webhook-deny-cidr", env = "QUARTERMASTER_WEBHOOK_DENY_CIDR", value_name = "CIDR",
+        value_delimiter = ',', value_parser = value::network, help_heading = "Notifications")]
+    webhook_deny_cidrs: Vec<IpNet>,
+
+    /// Proxy for webhooks, which otherwise go direct (HTTPS_PROXY is for Telegram)
+    #[arg(
+        long,
+        env = "QUARTERMASTER_WEBHOOK_PROXY",
+        value_name = "URL",
+        hide_env_values = true,
+        help_heading = "Notifications"
+    )]
+    webhook_proxy: Option<SecretString>,
+
+    /// error, warn, info, debug, trace, or directives such as info,quartermaster::notify=debug
+    #[arg(long, env = "QUARTERMASTER_LOG_LEVEL", value_name = "LEVEL", default_value = "info",
+        value_parser = value::log_level, help_heading = "Logs")]
+    log_level: String,
+
+    /// How log lines look
+    #[arg(
+        long,
+        env = "QUARTERMASTER_LOG_FORMAT",
+        value_name = "FORMAT",
+        default_value = "auto",
+        help_heading = "Logs"
+    )]
+    log_format: LogFormat,
+
+    /// Name of this Pod: the first half of its identity as a candidate
+    #[arg(long, env = "POD_NAME", value_name = "NAME", hide = true)]
+    pod_name: Option<String>,
+
+    #[command(flatten)]
+    timings: Timings,
+}
+
+/// Which contact points may use a Secret of the operator's namespace when their own namespace has none of that name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SharedSecrets {
+    /// Telegram ones: their token goes to the configured Bot API alone
+    Telegram,
+    /// Also Webhook ones, if the Secret is annotated quartermaster.dev/shared: "true"
+    Labelled,
+    /// None
+    Off,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people on a terminal, JSON otherwise
+    Auto,
+    /// For people
+    Human,
+    /// One JSON object a line
+    Json,
+}
+
+/// All that `run` needs to know, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Act only while holding the lease.
+    pub leader_elect: bool,
+    /// The Pod's name, if known: part of the identity in the lease.
+    pub pod_name: Option<String>,
+    /// Where `/metrics` is served; empty: nowhere.
+    pub metrics: Listen,
+    /// Where `/livez` and `/readyz` are served; empty: nowhere.
+    pub probes: Listen,
+    /// The operator's own namespace.
+    pub operator_namespace: String,
+    /// The namespaces to act in; empty: every one.
+    pub watch_namespaces: BTreeSet<String>,
+    /// The kinds to act on, as the registry names them; never empty.
+    pub controllers: BTreeSet<&'static str>,
+    /// A line in every message.
+    pub cluster_name: Option<String>,
+    /// What is sent, and where to.
+    pub notifications: Notifications,
+    /// What is logged, and how.
+    pub log: Log,
+    /// Every time.
+    pub timings: Timings,
+}
+
+/// The operator's settings for what it sends.
+#[derive(Clone, Debug)]
+pub struct Notifications {
+    /// Base of the Bot API, without a slash at its end.
+    pub telegram_api_url: String,
+    /// Who may use a Secret of the operator's namespace.
+    pub shared_secrets: SharedSecrets,
+    /// Webhooks may go to loopback addresses.
+    pub allow_loopback: bool,
+    /// Webhooks must not go here.
+    pub deny: Vec<IpNet>,
+    /// Webhooks go through this proxy; its URL may hold a password.
+    pub webhook_proxy: Option<SecretString>,
+}
+
+/// The operator's settings for its log.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// A level or directives, known to parse.
+    pub level: String,
+    /// How lines look.
+    pub format: LogFormat,
+}
+
+impl RunArgs {
+    /// Checks what clap alone cannot, given the kinds that there are.
+    ///
+    /// # Errors
+    /// A clap error (exit code 2) whose words say what to write instead.
+    pub fn config(self, kinds: &[&'static str]) -> Result<Config, clap::Error> {
+        self.checked(kinds).map_err(|words| Cli::command().error(ErrorKind::ValueValidation, words))
+    }
+
+    fn checked(self, kinds: &[&'static str]) -> Result<Config, String> {
+        use secrecy::ExposeSecret;
+
+        self.timings.check()?;
+        // clap would repeat a refused value in its error, so values that may hold a password are checked here.
+        let webhook_proxy = match self.webhook_proxy.as_ref().map(|url| url.expose_secret()) {
+            None | Some("") => None,
+            Some(url) => Some(SecretString::from(value::webhook_proxy(url)?)),
+        };
+        let not_empty = |text: &String| !text.is_empty();
+        if self.operator_namespace.is_empty() {
+            return Err("--operator-namespace: write the namespace that the operator runs in".into());
+        }
+        Ok(Config {
+            leader_elect: self.leader_elect,
+            pod_name: self.pod_name.filter(not_empty),
+            metrics: value::listen(&self.metrics_bind_address).map_err(|e| format!("--metrics-bind-address: {e}"))?,
+            probes: value::listen(&self.health_probe_bind_address)
+                .map_err(|e| format!("--health-probe-bind-address: {e}"))?,
+            operator_namespace: self.operator_namespace,
+            watch_namespaces: self.watch_namespaces.into_iter().filter(not_empty).collect(),
+            controllers: value::controllers(&self.controllers, kinds)?,
+            cluster_name: Some(self.cluster_name).filter(not_empty),
+            notifications: Notifications {
+                telegram_api_url: value::telegram_api_url(&self.telegram_api_url)?,
+                shared_secrets: self.shared_secrets,
+                allow_loopback: self.webhook_allow_loopback,
+                deny: self.webhook_deny_cidrs,
+                webhook_proxy,
+            },
+            log: Log { level: self.log_level, format: self.log_format },
+            timings: self.timings,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+use rstest::rstest;
+use secrecy::ExposeSecret;
+
+use super::*;
+
+const KINDS: &[&str] = &["contactpoint", "trackedfield", "myingress"];
+
+fn run(flags: &[&str]) -> Result<Config, clap::Error> {
+    let cli = Cli::try_parse_from(["quartermaster", "run"].iter().chain(flags))?;
+    match cli.command {
+        Command::Run(args) => args.config(KINDS),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_command_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn defaults() {
+    let config = run(&[]).unwrap();
+    assert!(!config.leader_elect);
+    assert_eq!(config.metrics, ["[::]:8080".parse().unwrap(), "0.0.0.0:8080".parse().unwrap()]);
+    assert_eq!(config.probes[0].port(), 8081);
+    assert_eq!(config.operator_namespace, "quartermaster-system");
+    assert!(config.watch_namespaces.is_empty());
+    assert_eq!(config.controllers, KINDS.iter().copied().collect());
+    assert_eq!(config.cluster_name, None);
+    assert_eq!(config.notifications.telegram_api_url, "https://api.telegram.org");
+    assert_eq!(config.notifications.shared_secrets, SharedSecrets::Telegram);
+    assert!(!config.notifications.allow_loopback && config.notifications.deny.is_empty());
+    assert!(config.notifications.webhook_proxy.is_none());
+    assert_eq!((config.log.level.as_str(), config.log.format), ("info", LogFormat::Auto));
+    assert_eq!(config.timings, Timings::default());
+}
+
+#[test]
+fn timings_default_is_what_clap_says() {
+    let matches = <Timings as Args>::augment_args(clap::Command::new("x")).get_matches_from(["x"]);
+    assert_eq!(Timings::from_arg_matches(&matches).unwrap(), Timings::default());
+}
+
+#[test]
+fn every_flag_of_run_has_a_variable_and_words() {
+    let command = Cli::command();
+    let run = command.find_subcommand("run").unwrap();
+    for flag in run.get_arguments() {
+        let name = flag.get_long().unwrap();
+        let variable = flag.get_env().unwrap_or_else(|| panic!("--{name} has no variable")).to_str().unwrap();
+        let expected = format!("QUARTERMASTER_{}", name.to_uppercase().replace('-', "_"));
+        let exception = matches!((name, variable), ("operator-namespace", "POD_NAMESPACE") | ("pod-name", "POD_NAME"));
+        assert!(variable == expected || exception, "--{name} is {variable}");
+        assert!(flag.get_help().is_some(), "--{name} has no words");
+    }
+}
+
+#[rstest]
+#[case(&["--leader-elect"], true)]
+#[case(&["--leader-elect=true"], true)]
+#[case(&["--leader-elect=false"], false)]
+#[case(&[], false)]
+fn leader_elect(#[case] flags: &[&str], #[case] on: bool) {
+    assert_eq!(run(flags).unwrap().leader_elect, on);
+}
+
+#[test]
+fn values_are_typed() {
+    let config = run(&[
+        "--metrics-bind-address=0",
+        "--health-probe-bind-address=[::1]:0",
+        "--operator-namespace=ops",
+        "--watch-namespace=b,a",
+        "--watch-namespace=a",
+        "--telegram-api-url=http://127.0.0.1:9/base/",
+        "--cluster-name=  prod eu ",
+        "--shared-secrets=labelled",
+        "--webhook-allow-loopback",
+        "--webhook-deny-cidr=10.0.0.0/8",
+        "--webhook-deny-cidr=192.168.1.7,fd00::/8",
+        "--webhook-proxy=http://user:sesame@proxy:3128",
+        "--log-level=warn,quartermaster=debug",
+        "--log-format=json",
+        "--lease-duration=3s",
+        "--lease-renew-deadline=2s",
+        "--lease-retry-period=100ms",
+        "--delivery-max-age=1h30m",
+        "--pod-name=qm-0",
+    ])
+    .unwrap();
+    assert!(config.metrics.is_empty());
+    assert_eq!(config.probes, ["[::1]:0".parse().unwrap()]);
+    assert_eq!(config.operator_namespace, "ops");
+    assert_eq!(config.watch_namespaces, ["a".to_owned(), "b".to_owned()].into());
+    assert_eq!(config.notifications.telegram_api_url, "http://127.0.0.1:9/base");
+    assert_eq!(config.cluster_name.as_deref(), Some("prod eu"));
+    assert_eq!(config.notifications.shared_secrets, SharedSecrets::Labelled);
+    assert!(config.notifications.allow_loopback);
+    let deny: Vec<_> = config.notifications.deny.iter().map(ToString::to_string).collect();
+    assert_eq!(deny, ["10.0.0.0/8", "192.168.1.7/32", "fd00::/8"]);
+    assert_eq!(config.notifications.webhook_proxy.as_ref().unwrap().expose_secret(), "http://user:sesame@proxy:3128");
+    assert!(!format!("{config:?}").contains("sesame"));
+    assert_eq!((config.log.level.as_str(), config.log.format), ("warn,quartermaster=debug", LogFormat::Json));
+    assert_eq!(config.timings.lease_retry_period.as_millis(), 100);
+    assert_eq!(config.timings.delivery_max_age.as_secs(), 5400);
+    assert_eq!(config.pod_name.as_deref(), Some("qm-0"));
+}
+
+#[rstest]
+#[case("*", KINDS)]
+#[case("*,-myingress", &["contactpoint", "trackedfield"])]
+#[case("-myingress,*", &["contactpoint", "trackedfield"])]
+#[case("TrackedField", &["trackedfield"])]
+#[case("trackedfield, contactpoint", &["contactpoint", "trackedfield"])]
+fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
+    assert_eq!(run(&["--controllers", list]).unwrap().controllers, on.iter().copied().collect());
+}
+
+#[rstest]
+#[case(&["--controllers=trackedfeild"], "there is no kind \"trackedfeild\"; write * or some of contactpoint, trackedfield")]
+#[case(&["--controllers=-myingress"], "nothing is left; write *, or *,-NAME")]
+#[case(&["--metrics-bind-address=8080"], "--metrics-bind-address: write :8080")]
+#[case(&["--health-probe-bind-address=:99999"], "--health-probe-bind-address: write :8080")]
+#[case(&["--watch-namespace=Shop"], "lower-case letters")]
+#[case(&["--operator-namespace="], "write the namespace")]
+#[case(&["--telegram-api-url=api.telegram.org"], "write such as https://api.telegram.org")]
+#[case(&["--telegram-api-url=ftp://api.telegram.org"], "write such as https://api.telegram.org")]
+#[case(&["--telegram-api-url=https://u:sesame@host"], "leave out the credentials")]
+#[case(&["--webhook-proxy=socks5://u:sesame@host"], "write such as http://proxy.example:3128")]
+#[case(&["--webhook-proxy=http://u:sesame@"], "write such as http://proxy.example:3128")]
+#[case(&["--webhook-deny-cidr=10.0.0.0/40"], "write a network such as 10.0.0.0/8")]
+#[case(&["--cluster-name=a\nb"], "one line")]
+#[case(&["--shared-secrets=on"], "telegram, labelled, off")]
+#[case(&["--log-level=inof"], "write error, warn, info")]
+#[case(&["--log-level=quartermaster=loud"], "quartermaster=debug")]
+#[case(&["--log-level="], "write error, warn, info")]
+#[case(&["--log-format=xml"], "auto, human, json")]
+#[case(&["--lease-duration=9"], "such as 500ms, 9s")]
+#[case(&["--lease-duration=-9s"], "such as 500ms, 9s")]
+#[case(&["--lease-duration=0s"], "such as 500ms, 9s")]
+#[case(&["--lease-duration=900ms", "--lease-renew-deadline=600ms", "--lease-retry-period=50ms"], "at least 1s")]
+#[case(&["--lease-duration=6s"], "must be less than --lease-duration")]
+#[case(&["--lease-retry-period=3s"], "divided by 2.2")]
+#[case(&["--retry-min=10m"], "--retry-min must not be more than --retry-max")]
+#[case(&["--leader-elect=maybe"], "maybe")]
+fn a_wrong_value_is_answered_with_what_to_write(#[case] flags: &[&str], #[case] words: &str) {
+    let error = run(flags).unwrap_err();
+    assert_eq!(error.exit_code(), 2);
+    let said = error.to_string();
+    assert!(said.contains(words), "{said}");
+    assert!(!said.contains("sesame"), "{said}");
+}
+
+#[test]
+fn the_help_teaches() {
+    let mut command = Cli::command();
+    let run = command.find_subcommand_mut("run").unwrap();
+    let help = run.render_long_help().to_string();
+    for part in ["--leader-elect", "[env: POD_NAMESPACE=", "[default: :8080]", "Examples:", "Exit codes:"] {
+        assert!(help.contains(part), "no {part} in\n{help}");
+    }
+    assert!(!help.contains("--retry-min"), "tuning flags are hidden");
+}

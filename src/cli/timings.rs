@@ -1,0 +1,138 @@
+//! Every time that the operator keeps to, in one place.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::value::duration;
+
+/// Every interval, deadline and limit that is a time. The defaults are the product's rules; the hidden flags exist so
+/// that a test need not wait for them.
+///
+/// The values are written twice, as clap's defaults and in [`Default`]; a test holds them together.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct Timings {
+    /// How long a standing-by replica waits for a silent leader before it takes over
+    ///
+    /// Counted from the last renewal that it saw, on its own clock. At least 1s.
+    #[arg(long, env = "QUARTERMASTER_LEASE_DURATION", value_name = "DURATION", value_parser = duration,
+        default_value = "9s", help_heading = "Leader election")]
+    pub lease_duration: Duration,
+    /// How long the leader acts without a successful renewal; then it stops and exits
+    ///
+    /// Less than --lease-duration: the leader must have stopped before another may start.
+    #[arg(long, env = "QUARTERMASTER_LEASE_RENEW_DEADLINE", value_name = "DURATION", value_parser = duration,
+        default_value = "6s", help_heading = "Leader election")]
+    pub lease_renew_deadline: Duration,
+    /// How often the lease is renewed, or asked for (then up to 2.2 times as long, at random)
+    #[arg(long, env = "QUARTERMASTER_LEASE_RETRY_PERIOD", value_name = "DURATION", value_parser = duration,
+        default_value = "500ms", help_heading = "Leader election")]
+    pub lease_retry_period: Duration,
+
+    /// First wait after a failed pass or request
+    #[arg(long, env = "QUARTERMASTER_RETRY_MIN", value_parser = duration, default_value = "1s", hide = true)]
+    pub retry_min: Duration,
+    /// Longest wait after failed passes or requests
+    #[arg(long, env = "QUARTERMASTER_RETRY_MAX", value_parser = duration, default_value = "5m", hide = true)]
+    pub retry_max: Duration,
+    /// The most that a receiver's Retry-After is honoured for (Telegram's retry_after has no such limit)
+    #[arg(long, env = "QUARTERMASTER_RETRY_AFTER_MAX", value_parser = duration, default_value = "1h", hide = true)]
+    pub retry_after_max: Duration,
+    /// How often a contact point that stopped (401, 403, 404 and the like) is tried again
+    #[arg(long, env = "QUARTERMASTER_STOPPED_RETRY", value_parser = duration, default_value = "5m", hide = true)]
+    pub stopped_retry: Duration,
+    /// How long one request to a receiver may take, unless the contact point says otherwise
+    #[arg(long, env = "QUARTERMASTER_SEND_TIMEOUT", value_parser = duration, default_value = "10s", hide = true)]
+    pub send_timeout: Duration,
+    /// How often a Secret that is in use is read again
+    #[arg(long, env = "QUARTERMASTER_SECRET_REREAD", value_parser = duration, default_value = "5m", hide = true)]
+    pub secret_reread: Duration,
+    /// First wait for a Secret that is not there
+    #[arg(long, env = "QUARTERMASTER_SECRET_WAIT_MIN", value_parser = duration, default_value = "1s", hide = true)]
+    pub secret_wait_min: Duration,
+    /// Longest wait for a Secret that is not there
+    #[arg(long, env = "QUARTERMASTER_SECRET_WAIT_MAX", value_parser = duration, default_value = "30s", hide = true)]
+    pub secret_wait_max: Duration,
+    /// Age at which an entry that was not delivered is given up
+    #[arg(long, env = "QUARTERMASTER_DELIVERY_MAX_AGE", value_parser = duration, default_value = "24h", hide = true)]
+    pub delivery_max_age: Duration,
+    /// How long one pass over one object may take
+    #[arg(long, env = "QUARTERMASTER_RECONCILE_TIMEOUT", value_parser = duration, default_value = "60s", hide = true)]
+    pub reconcile_timeout: Duration,
+    /// How often the Event of a state that lasts is renewed (the apiserver forgets Events after an hour)
+    #[arg(long, env = "QUARTERMASTER_EVENT_RENEWAL", value_parser = duration, default_value = "30m", hide = true)]
+    pub event_renewal: Duration,
+    /// How often each object is looked at without a reason
+    #[arg(long, env = "QUARTERMASTER_RESYNC", value_parser = duration, default_value = "30m", hide = true)]
+    pub resync: Duration,
+    /// How long running passes and requests are waited for on shutdown
+    #[arg(long, env = "QUARTERMASTER_DRAIN", value_parser = duration, default_value = "500ms", hide = true)]
+    pub drain: Duration,
+    /// How long the apiserver may take to begin its answer
+    #[arg(long, env = "QUARTERMASTER_API_TIMEOUT", value_parser = duration, default_value = "30s", hide = true)]
+    pub api_timeout: Duration,
+    /// How long one watch request lasts before it is renewed; one that hangs in silence is noticed by then
+    #[arg(long, env = "QUARTERMASTER_WATCH_TIMEOUT", value_parser = duration, default_value = "2m", hide = true)]
+    pub watch_timeout: Duration,
+}
+
+impl Default for Timings {
+    fn default() -> Self {
+        const MINUTE: u64 = 60;
+        Self {
+            lease_duration: Duration::from_secs(9),
+            lease_renew_deadline: Duration::from_secs(6),
+            lease_retry_period: Duration::from_millis(500),
+            retry_min: Duration::from_secs(1),
+            retry_max: Duration::from_secs(5 * MINUTE),
+            retry_after_max: Duration::from_secs(60 * MINUTE),
+            stopped_retry: Duration::from_secs(5 * MINUTE),
+            send_timeout: Duration::from_secs(10),
+            secret_reread: Duration::from_secs(5 * MINUTE),
+            secret_wait_min: Duration::from_secs(1),
+            secret_wait_max: Duration::from_secs(30),
+            delivery_max_age: Duration::from_secs(24 * 60 * MINUTE),
+            reconcile_timeout: Duration::from_secs(60),
+            event_renewal: Duration::from_secs(30 * MINUTE),
+            resync: Duration::from_secs(30 * MINUTE),
+            drain: Duration::from_millis(500),
+            api_timeout: Duration::from_secs(30),
+            watch_timeout: Duration::from_secs(2 * MINUTE),
+        }
+    }
+}
+
+impl Timings {
+    /// Says which values do not go together, and what to write instead.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let whole_second = Duration::from_secs(1);
+        if self.lease_duration < whole_second {
+            return Err("--lease-duration must be at least 1s: the API counts it in whole seconds".into());
+        }
+        // As Kubernetes' own elections demand: https://pkg.go.dev/k8s.io/client-go/tools/leaderelection
+        if self.lease_renew_deadline >= self.lease_duration {
+            return Err(
+                "--lease-renew-deadline must be less than --lease-duration, such as 6s of 9s: the leader must \
+                have stopped before another may start"
+                    .into(),
+            );
+        }
+        if self.lease_retry_period.mul_f64(super::super::runtime::leader::JITTER) >= self.lease_renew_deadline {
+            return Err("--lease-retry-period must be less than --lease-renew-deadline divided by 2.2 (its jitter), \
+                such as 500ms of 6s"
+                .into());
+        }
+        for (min, max, flags) in [
+            (self.retry_min, self.retry_max, "--retry-min must not be more than --retry-max"),
+            (self.secret_wait_min, self.secret_wait_max, "--secret-wait-min must not be more than --secret-wait-max"),
+        ] {
+            if min > max {
+                return Err(flags.into());
+            }
+        }
+        if self.watch_timeout < whole_second {
+            return Err("--watch-timeout must be at least 1s: the API counts it in whole seconds".into());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! What stands in a flag: text in, typed value or words on what to write instead.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use jiff::SignedDuration;
+use reqwest::Url;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+/// Where a server listens: the addresses to try, the first that can be bound is taken.
+pub type Listen = Vec<SocketAddr>;
+
+/// `500ms`, `9s`, `1h30m`: more than nothing.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "write a number with a unit, such as 500ms, 9s, 5m or 1h30m".to_owned();
+    let span: SignedDuration = text.parse().map_err(|_| wrong())?;
+    Duration::try_from(span).ok().filter(|span| !span.is_zero()).ok_or_else(wrong)
+}
+
+/// `:8080` (every address, IPv6 and IPv4), `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`; `0` is none.
+pub(super) fn listen(text: &str) -> Result<Listen, String> {
+    if text == "0" {
+        return Ok(Vec::new());
+    }
+    let both = |v6: Ipv6Addr, v4: Ipv4Addr, port: &str| {
+        let port: u16 = port.parse().ok()?;
+        Some(vec![SocketAddr::new(IpAddr::V6(v6), port), SocketAddr::new(IpAddr::V4(v4), port)])
+    };
+    let addresses = if let Some(port) = text.strip_prefix(':') {
+        both(Ipv6Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED, port)
+    } else if let Some(port) = text.strip_prefix("localhost:") {
+        both(Ipv6Addr::LOCALHOST, Ipv4Addr::LOCALHOST, port)
+    } else {
+        text.parse().ok().map(|address| vec![address])
+    };
+    addresses
+        .ok_or_else(|| "write :8080 for every address, or 127.0.0.1:8080, or [::1]:8080; 0 turns it off".to_owned())
+}
+
+/// A namespace's name: an RFC 1123 label
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-label-names>).
+/// Empty is allowed: a variable that is set to nothing names no namespace.
+pub(super) fn namespace(text: &str) -> Result<String, String> {
+    let inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let fits = text.len() <= 63
+        && text.bytes().all(|c| inner(c) || c == b'-')
+        && text.bytes().next().is_none_or(inner)
+        && text.bytes().last().is_none_or(inner);
+    if fits {
+        Ok(text.to_owned())
+    } else {
+        Err("write a namespace's name: lower-case letters, digits and hyphens, at most 63".into())
+    }
+}
+
+/// A network such as `10.0.0.0/8`, or one address.
+pub(super) fn network(text: &str) -> Result<IpNet, String> {
+    text.parse::<IpNet>()
+        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
+        .map_err(|_| "write a network such as 10.0.0.0/8 or fd00::/8".to_owned())
+}
+
+/// A name that stands in messages; empty is none.
+pub(super) fn cluster_name(text: &str) -> Result<String, String> {
+    if text.chars().count() <= 100 && !text.chars().any(char::is_control) {
+        Ok(text.trim().to_owned())
+    } else {
+        Err("write at most 100 characters on one line".into())
+    }
+}
+
+/// A level, or directives such as `info,quartermaster::notify=debug`.
+pub(super) fn log_level(text: &str) -> Result<String, String> {
+    // EnvFilter takes a misspelt level for the name of a crate, and then logs nothing at all.
+    let known = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
+    if text.trim().is_empty() || !text.split(',').all(|part| known(part.trim())) {
+        return Err("write error, warn, info, debug or trace, or directives such as \
+            info,quartermaster::notify=debug"
+            .into());
+    }
+    EnvFilter::builder().parse(text).map_err(|error| format!("{error}; write such as info,quartermaster=debug"))?;
+    Ok(text.to_owned())
+}
+
+/// The base of the Bot API, without the slash at its end. The words never repeat the value: somebody may have put a
+/// password into it.
+pub(super) fn telegram_api_url(text: &str) -> Result<String, String> {
+    let url = http_url(text)
+        .filter(|url| url.query().is_none() && url.fragment().is_none())
+        .ok_or("--telegram-api-url: write such as https://api.telegram.org, without token, query and fragment")?;
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("--telegram-api-url: leave out the credentials; it is shown in logs".into());
+    }
+    Ok(url.as_str().trim_end_matches('/').to_owned())
+}
+
+/// The proxy for webhooks. The words never repeat the value: it may hold a password.
+pub(super) fn webhook_proxy(text: &str) -> Result<String, String> {
+    http_url(text)
+        .map(|_| text.to_owned())
+        .ok_or_else(|| "--webhook-proxy: write such as http://proxy.example:3128".to_owned())
+}
+
+fn http_url(text: &str) -> Option<Url> {
+    Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+}
+
+/// `*` is every kind, `NAME` one of them, `-NAME` all but that one; without `*` only what is named is on
+/// (kube-controller-manager's `--controllers`).
+pub(super) fn controllers(list: &[String], kinds: &[&'static str]) -> Result<BTreeSet<&'static str>, String> {
+    let (mut named, mut excluded, mut all) = (BTreeSet::new(), BTreeSet::new(), false);
+    for word in list.iter().map(|word| word.trim()).filter(|word| !word.is_empty()) {
+        if word == "*" {
+            all = true;
+            continue;
+        }
+        let (name, set) = match word.strip_prefix('-') {
+            Some(name) => (name, &mut excluded),
+            None => (word, &mut named),
+        };
+        let kind = kinds.iter().find(|kind| kind.eq_ignore_ascii_case(name)).ok_or_else(|| {
+            format!(
+                "--controllers: there is no kind \"{name}\"; write * or some of {}, with - before those to leave out",
+                kinds.join(", ")
+            )
+        })?;
+        set.insert(*kind);
+    }
+    if all {
+        named.extend(kinds);
+    }
+    let on: BTreeSet<_> = named.difference(&excluded).copied().collect();
+    if on.is_empty() {
+        return Err(format!("--controllers: nothing is left; write *, or *,-NAME, or some of {}", kinds.join(", ")));
+    }
+    Ok(on)
+}

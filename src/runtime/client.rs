@@ -1,0 +1,326 @@
+//! The clients of the apiserver: one for everything, one for the lease.
+
+use std::error::Error as StdError;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use http::header::USER_AGENT;
+use http::{HeaderValue, Method, Request, Response};
+use kube::client::{Body, ClientBuilder};
+use kube::{Client, Config};
+use tokio::time::{Instant, timeout};
+use tower::{BoxError, Layer, Service};
+use tracing::debug;
+
+use super::leader::Fence;
+use super::metrics::Metrics;
+use crate::cli::{Timings, VERSION};
+
+/// How long one request of the lease client may take.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A watch that is quiet is ended by the server after its timeout; this much later the connection counts as dead.
+const WATCH_MARGIN: Duration = Duration::from_secs(15);
+
+/// Why a request was not answered, or not even sent.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// A write, while this replica does not hold the lease.
+    #[error("not written: this replica does not hold the lease")]
+    NotLeading,
+    /// No answer began within the timeout.
+    #[error("the apiserver did not answer within {0:?}")]
+    Timeout(Duration),
+}
+
+/// True if `error` says that a write was held back because this replica does not hold the lease.
+pub fn is_not_leading(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(Refused::NotLeading)))
+}
+
+/// The client for everything but the lease.
+///
+/// - It writes (any method but GET and HEAD) only while `fence` is held, which is asked again until the request is on
+///   its way.
+/// - It does not retry: kube's own policy repeats every verb up to 15 times on 429, 503 and 504, and a create that is
+///   repeated can meet its own AlreadyExists. Who asked backs off and computes anew instead.
+/// - An answer must begin within `api_timeout`, and a connection on which nothing is read for longer than
+///   `watch_timeout` is given up, so a watch must ask the server for a `timeoutSeconds` of at most that.
+///
+/// # Errors
+/// When `config` cannot be used: bad certificates, an unsupported proxy.
+pub fn main(mut config: Config, fence: Fence, metrics: Metrics, timings: &Timings) -> kube::Result<Client> {
+    config.read_timeout = Some(timings.watch_timeout + WATCH_MARGIN);
+    build(config, Gate { fence: Some(fence), metrics, timeout: timings.api_timeout, host: String::new() })
+}
+
+/// The client for the lease: 5 s for each request, and no fence, because the lease is what opens it.
+///
+/// # Errors
+/// As [`main`].
+pub fn lease(mut config: Config, metrics: Metrics) -> kube::Result<Client> {
+    config.connect_timeout = Some(LEASE_TIMEOUT);
+    config.read_timeout = Some(LEASE_TIMEOUT);
+    config.write_timeout = Some(LEASE_TIMEOUT);
+    build(config, Gate { fence: None, metrics, timeout: LEASE_TIMEOUT, host: String::new() })
+}
+
+fn build(mut config: Config, mut gate: Gate) -> kube::Result<Client> {
+    config.default_retry = false;
+    // Or else a pooled connection's idle time counts as time that the server took to answer.
+    config.reset_reader_on_write = true;
+    config.headers.retain(|(name, _)| name != USER_AGENT);
+    config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("quartermaster/", env!("CARGO_PKG_VERSION")))));
+    gate.host = config.cluster_url.authority().map(ToString::to_string).unwrap_or_default();
+    Ok(ClientBuilder::try_from(config)?.with_layer(&gate).build())
+}
+
+/// True if lists can be streamed through a watch, which spares memory on both sides: Kubernetes 1.34 and newer
+/// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists>). kube does not fall back by itself.
+///
+/// # Errors
+/// When the apiserver cannot be asked.
+pub async fn streaming_lists_supported(client: &Client) -> kube::Result<bool> {
+    let version = client.apiserver_version().await?;
+    debug!(server = version.git_version, client = VERSION, "asked the apiserver for its version");
+    Ok(at_least_1_34(&version.major, &version.minor))
+}
+
+fn at_least_1_34(major: &str, minor: &str) -> bool {
+    // Some vendors write "34+".
+    let number = |text: &str| text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse::<u32>().unwrap_or(0);
+    (number(major), number(minor)) >= (1, 34)
+}
+
+/// What each request passes: the fence, the count, the timeout.
+#[derive(Clone)]
+struct Gate {
+    fence: Option<Fence>,
+    metrics: Metrics,
+    timeout: Duration,
+    host: String,
+}
+
+impl<S> Layer<S> for Gate {
+    type Service = Gated<S>;
+
+    fn layer(&self, inner: S) -> Gated<S> {
+        Gated { gate: self.clone(), inner }
+    }
+}
+
+struct Gated<S> {
+    gate: Gate,
+    inner: S,
+}
+
+impl<S, B> Service<Request<Body>> for Gated<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
+    S::Future: Send + 'static,
+    B: Send,
+{
+    type Response = Response<B>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<B>, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let method = request.method().clone();
+        let path = request.uri().path().to_owned();
+        let gate = self.gate.clone();
+        let writes = !matches!(method, Method::GET | Method::HEAD);
+        let fence = gate.fence.clone().filter(|_| writes);
+        if fence.as_ref().is_some_and(|fence| !fence.held()) {
+            return Box::pin(async { Err(Refused::NotLeading.into()) });
+        }
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let started = Instant::now();
+            let mut answer = pin!(answer);
+            // Getting a connection takes time, during which the lease may be lost: asked again at every step.
+            let guarded = poll_fn(|context| match &fence {
+                Some(fence) if !fence.held() => Poll::Ready(Err(Refused::NotLeading.into())),
+                _ => answer.as_mut().poll(context),
+            });
+            let result = match timeout(gate.timeout, guarded).await {
+                Ok(result) => result,
+                Err(_) => Err(Refused::Timeout(gate.timeout).into()),
+            };
+            let code = result.as_ref().ok().map(|response| response.status().as_u16());
+            gate.metrics.api_request(&gate.host, method.as_str(), code);
+            let error = result.as_ref().err().map(|error| chain(error.as_ref()));
+            debug!(%method, path, code, error, took = ?started.elapsed(), "asked the apiserver");
+            result
+        })
+    }
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &dyn StdError) -> String {
+    let mut words = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        words = format!("{words}: {error}");
+        cause = error.source();
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::future::{Ready, pending, ready};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+    use rstest::rstest;
+    use tower::service_fn;
+
+    use super::*;
+
+    const OBJECT: &str = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}"#;
+
+    fn gate(fence: &Fence, metrics: &Metrics) -> Gate {
+        Gate {
+            fence: Some(fence.clone()),
+            metrics: metrics.clone(),
+            timeout: Duration::from_secs(30),
+            host: "api:443".into(),
+        }
+    }
+
+    /// A client whose server counts what reaches it and answers each request with `OBJECT`.
+    fn client(gate: &Gate) -> (Client, Arc<AtomicUsize>) {
+        let reached = Arc::new(AtomicUsize::new(0));
+        let count = reached.clone();
+        let server = service_fn(move |_: Request<Body>| -> Ready<Result<Response<Body>, BoxError>> {
+            count.fetch_add(1, Ordering::Relaxed);
+            ready(Ok(Response::new(Body::from(OBJECT.as_bytes().to_vec()))))
+        });
+        (Client::new(gate.layer(server), "default"), reached)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_the_lease_only_reads_pass() {
+        let (fence, metrics) = (Fence::shut(), Metrics::new());
+        let (client, reached) = client(&gate(&fence, &metrics));
+        let api: Api<ConfigMap> = Api::default_namespaced(client);
+        let (post, patch, delete) = (PostParams::default(), PatchParams::default(), DeleteParams::default());
+        let merge = Patch::Merge(serde_json::json!({}));
+        let refused = [
+            api.create(&post, &ConfigMap::default()).await.map(drop).unwrap_err(),
+            api.replace("x", &post, &ConfigMap::default()).await.map(drop).unwrap_err(),
+            api.patch("x", &patch, &merge).await.map(drop).unwrap_err(),
+            api.delete("x", &delete).await.map(drop).unwrap_err(),
+        ];
+        for error in refused {
+            assert!(is_not_leading(&error), "{error:?}");
+            assert!(error.to_string().contains("does not hold the lease"), "{error}");
+        }
+        assert_eq!(reached.load(Ordering::Relaxed), 0);
+        api.get("x").await.unwrap();
+        assert_eq!(reached.load(Ordering::Relaxed), 1);
+
+        fence.renewed(Instant::now(), Duration::from_secs(6));
+        api.patch("x", &patch, &merge).await.unwrap();
+        tokio::time::advance(Duration::from_secs(6)).await;
+        assert!(is_not_leading(&api.patch("x", &patch, &merge).await.unwrap_err()));
+        assert_eq!(reached.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_waits_for_a_connection_is_dropped_with_the_lease() {
+        let fence = Fence::shut();
+        fence.renewed(Instant::now(), Duration::from_secs(6));
+        let sent = Arc::new(AtomicUsize::new(0));
+        let count = sent.clone();
+        let server = service_fn(move |_: Request<Body>| {
+            let count = count.clone();
+            async move {
+                tokio::time::sleep(Duration::from_secs(7)).await;
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok::<_, BoxError>(Response::new(Body::empty()))
+            }
+        });
+        let client = Client::new(gate(&fence, &Metrics::new()).layer(server), "default");
+        let api: Api<ConfigMap> = Api::default_namespaced(client);
+        let error = api.create(&PostParams::default(), &ConfigMap::default()).await.unwrap_err();
+        assert!(is_not_leading(&error), "{error:?}");
+        assert_eq!(sent.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_does_not_begin_is_given_up() {
+        let metrics = Metrics::new();
+        let server = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, BoxError>>());
+        let client = Client::new(gate(&Fence::open(), &metrics).layer(server), "default");
+        let error = Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();
+        assert!(error.to_string().contains("did not answer within 30s"), "{error}");
+        let line = "rest_client_requests_total{code=\"<error>\",method=\"GET\",host=\"api:443\"} 1";
+        assert!(metrics.encode().contains(line), "{}", metrics.encode());
+    }
+
+    #[tokio::test]
+    async fn requests_are_counted_by_code_and_method() {
+        let metrics = Metrics::new();
+        let (client, _) = client(&gate(&Fence::open(), &metrics));
+        let api: Api<ConfigMap> = Api::default_namespaced(client);
+        api.get("x").await.unwrap();
+        api.get("x").await.unwrap();
+        api.create(&PostParams::default(), &ConfigMap::default()).await.unwrap();
+        let text = metrics.encode();
+        for line in [
+            "rest_client_requests_total{code=\"200\",method=\"GET\",host=\"api:443\"} 2",
+            "rest_client_requests_total{code=\"200\",method=\"POST\",host=\"api:443\"} 1",
+        ] {
+            assert!(text.contains(line), "{text}");
+        }
+    }
+
+    /// Over a socket, because kube's own layers lie below ours.
+    #[tokio::test]
+    async fn a_real_client_names_itself_and_does_not_retry() {
+        use axum::{Router, http::HeaderMap, http::StatusCode};
+
+        let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let log = seen.clone();
+        let answer = move |headers: HeaderMap| {
+            log.lock().unwrap().push(headers[USER_AGENT].to_str().unwrap().to_owned());
+            ready(StatusCode::SERVICE_UNAVAILABLE)
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
+        let config = || Config::new(url.parse().unwrap());
+        let main = super::main(config(), Fence::open(), Metrics::new(), &Timings::default()).unwrap();
+        let lease = super::lease(config(), Metrics::new()).unwrap();
+        for client in [main, lease] {
+            Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();
+        }
+        server.abort();
+        let expected = format!("quartermaster/{VERSION}");
+        assert_eq!(*seen.lock().unwrap(), [expected.clone(), expected]);
+    }
+
+    #[rstest]
+    #[case("1", "33", false)]
+    #[case("1", "33+", false)]
+    #[case("1", "34", true)]
+    #[case("1", "34+", true)]
+    #[case("1", "36", true)]
+    #[case("2", "0", true)]
+    #[case("", "", false)]
+    fn streaming_lists(#[case] major: &str, #[case] minor: &str, #[case] supported: bool) {
+        assert_eq!(at_least_1_34(major, minor), supported);
+    }
+}

@@ -1,0 +1,244 @@
+//! `/livez` and `/readyz`.
+//!
+//! Liveness asks whether the process' own loops move, never whether the apiserver answers: a restart mends a deadlock,
+//! not a network. Readiness asks whether the caches of every kind are filled, so a standby is ready too.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State as Shared;
+use axum::routing::get;
+use http::StatusCode;
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+/// How far a kind has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Its CRD is missing or older than this program, as the words say. The others work without it.
+    Absent(String),
+    /// Its caches are being filled.
+    Syncing,
+    /// Its caches are filled.
+    Synced,
+}
+
+/// What the probes answer from. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Health(Arc<Mutex<Inner>>);
+
+#[derive(Default)]
+struct Inner {
+    kinds: BTreeMap<&'static str, State>,
+    loops: Vec<Loop>,
+    /// Steps are numbered in the order in which they began.
+    next_step: u64,
+}
+
+struct Loop {
+    name: String,
+    max_age: Duration,
+    steps: BTreeMap<u64, Instant>,
+}
+
+impl Health {
+    /// Knows of no kind and no loop: alive, not ready.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Says how far a kind has come. Every kind that is switched on must be named before the first probe is answered.
+    pub fn set(&self, kind: &'static str, state: State) {
+        self.inner().kinds.insert(kind, state);
+    }
+
+    /// Watches over a loop, of which no single step may take longer than `max_age`.
+    pub fn watchdog(&self, name: impl Into<String>, max_age: Duration) -> Watchdog {
+        let mut inner = self.inner();
+        inner.loops.push(Loop { name: name.into(), max_age, steps: BTreeMap::new() });
+        Watchdog { health: self.clone(), index: inner.loops.len() - 1 }
+    }
+
+    /// Whether every loop moves, and one line for each.
+    pub fn live(&self) -> (bool, String) {
+        let inner = self.inner();
+        let mut report = Report::default();
+        for Loop { name, max_age, steps } in &inner.loops {
+            // Steps are numbered in order, so the first is the oldest.
+            match steps.values().next().map(Instant::elapsed) {
+                Some(age) if age > *max_age => {
+                    let (age, max) = (age.as_secs_f64(), max_age.as_secs_f64());
+                    report.line(false, name, format_args!("stuck in one step for {age:.1}s; {max}s are allowed"));
+                }
+                Some(_) => report.line(true, name, format_args!("busy")),
+                None => report.line(true, name, format_args!("waiting for work")),
+            }
+        }
+        report.finish("live")
+    }
+
+    /// Whether the caches of every present kind are filled, and one line for each kind.
+    pub fn ready(&self) -> (bool, String) {
+        let inner = self.inner();
+        let mut report = Report::default();
+        if inner.kinds.is_empty() {
+            report.line(false, "start", format_args!("not yet"));
+        }
+        for (kind, state) in &inner.kinds {
+            match state {
+                State::Synced => report.line(true, kind, format_args!("synced")),
+                State::Syncing => report.line(false, kind, format_args!("not synced")),
+                State::Absent(why) => report.line(true, kind, format_args!("absent: {why}")),
+            }
+        }
+        report.finish("ready")
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Nothing that holds the lock can leave it half-changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One loop, as `/livez` sees it.
+#[derive(Clone)]
+pub struct Watchdog {
+    health: Health,
+    index: usize,
+}
+
+impl Watchdog {
+    /// A step begins, and lasts until the answer is dropped. Steps of one loop may overlap; a loop without one waits
+    /// for work, which is not being stuck.
+    #[must_use = "the step lasts until this is dropped"]
+    pub fn busy(&self) -> Step {
+        let mut inner = self.health.inner();
+        let number = inner.next_step;
+        inner.next_step += 1;
+        if let Some(this) = inner.loops.get_mut(self.index) {
+            this.steps.insert(number, Instant::now());
+        }
+        Step { watchdog: self.clone(), number }
+    }
+}
+
+/// A step of a loop.
+pub struct Step {
+    watchdog: Watchdog,
+    number: u64,
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        if let Some(this) = self.watchdog.health.inner().loops.get_mut(self.watchdog.index) {
+            this.steps.remove(&self.number);
+        }
+    }
+}
+
+/// The answer of a probe, in the form of the apiserver's own.
+#[derive(Default)]
+struct Report {
+    failed: bool,
+    lines: String,
+}
+
+impl Report {
+    fn line(&mut self, well: bool, name: &str, words: std::fmt::Arguments<'_>) {
+        self.failed |= !well;
+        let sign = if well { '+' } else { '-' };
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.lines, "[{sign}]{name} {words}");
+    }
+
+    fn finish(self, what: &str) -> (bool, String) {
+        let not = if self.failed { "not " } else { "" };
+        (!self.failed, format!("{}{not}{what}\n", self.lines))
+    }
+}
+
+/// Serves `/livez` (also as `/healthz`) and `/readyz` for ever.
+///
+/// # Errors
+/// When the listener breaks.
+pub async fn serve(listener: TcpListener, health: Health) -> io::Result<()> {
+    let live = get(|Shared(health): Shared<Health>| async move { answer(health.live()) });
+    let ready = get(|Shared(health): Shared<Health>| async move { answer(health.ready()) });
+    let router = Router::new().route("/livez", live.clone()).route("/healthz", live).route("/readyz", ready);
+    axum::serve(listener, router.with_state(health)).await
+}
+
+fn answer((well, body): (bool, String)) -> (StatusCode, String) {
+    (if well { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, body)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    #[test]
+    fn ready_once_every_present_kind_is_synced() {
+        let health = Health::new();
+        assert_eq!(health.ready(), (false, "[-]start not yet\nnot ready\n".into()));
+        health.set("trackedfield", State::Syncing);
+        health.set("contactpoint", State::Synced);
+        health.set("myapp", State::Absent("no CRD myapps.demo.rtfm.co.ua".into()));
+        let body = "[+]contactpoint synced\n[+]myapp absent: no CRD myapps.demo.rtfm.co.ua\n\
+            [-]trackedfield not synced\nnot ready\n";
+        assert_eq!(health.ready(), (false, body.into()));
+        health.set("trackedfield", State::Synced);
+        let (ready, body) = health.ready();
+        assert!(ready, "{body}");
+        assert!(body.ends_with("\nready\n") && body.contains("[+]myapp absent"), "{body}");
+        health.set("myapp", State::Syncing);
+        assert!(!health.ready().0, "a CRD that arrives later is waited for");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_step_that_takes_too_long_is_stuck() {
+        let health = Health::new();
+        assert_eq!(health.live(), (true, "live\n".into()));
+        let beat = health.watchdog("trackedfield", Duration::from_secs(60));
+        let advance = tokio::time::advance;
+        advance(Duration::from_secs(3600)).await;
+        assert_eq!(health.live(), (true, "[+]trackedfield waiting for work\nlive\n".into()));
+
+        let old = beat.busy();
+        advance(Duration::from_secs(50)).await;
+        let new = beat.busy();
+        assert_eq!(health.live(), (true, "[+]trackedfield busy\nlive\n".into()));
+        advance(Duration::from_secs(11)).await;
+        let body = "[-]trackedfield stuck in one step for 61.0s; 60s are allowed\nnot live\n";
+        assert_eq!(health.live(), (false, body.into()));
+        drop(old);
+        assert!(health.live().0, "the step that is left is 11 s old");
+        drop(new);
+        advance(Duration::from_secs(3600)).await;
+        assert!(health.live().0);
+    }
+
+    #[tokio::test]
+    async fn the_server_answers() {
+        let health = Health::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(serve(listener, health.clone()));
+        let get = |path: &'static str| async move {
+            let response = reqwest::get(format!("http://{address}{path}")).await.unwrap();
+            (response.status().as_u16(), response.text().await.unwrap())
+        };
+        assert_eq!(get("/livez").await, (200, "live\n".into()));
+        assert_eq!(get("/healthz").await.0, 200);
+        assert_eq!(get("/readyz").await.0, 503);
+        health.set("contactpoint", State::Synced);
+        assert_eq!(get("/readyz").await, (200, "[+]contactpoint synced\nready\n".into()));
+        assert_eq!(get("/other").await.0, 404);
+        server.abort();
+    }
+}

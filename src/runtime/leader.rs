@@ -1,0 +1,370 @@
+//! Leader election by Lease, and the [`Fence`] that keeps a replica without the lease from writing.
+//!
+//! The protocol is that of Kubernetes' own components
+//! (<https://pkg.go.dev/k8s.io/client-go/tools/leaderelection>): every write of the Lease is guarded by its
+//! resourceVersion, and a silent holder's lease ends when it has not changed for its duration *as seen on the
+//! candidate's own monotonic clock*, so clocks need not agree. Three things are stricter here: the renew deadline
+//! counts from before the renewal was sent, a lease that another holds is lost at once, and the right to write is
+//! computed from the time at each write, so that a process that was stopped past its lease writes nothing when it
+//! goes on.
+
+use std::env;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Api, ObjectMeta, PostParams};
+use kube::{Client, Error};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+use uuid::Uuid;
+
+use crate::cli::Timings;
+
+/// Name of the Lease, in the operator's namespace.
+pub const LEASE: &str = "quartermaster";
+
+/// A candidate asks for the lease after the retry period times a random number from 1 to this (client-go's factor).
+pub const JITTER: f64 = 2.2;
+
+/// How long giving the lease back may take: a shutdown is not held up by a slow apiserver.
+const RELEASE: Duration = Duration::from_secs(1);
+
+/// Says whether this process may write now. Cheap to clone and to ask.
+#[derive(Clone)]
+pub struct Fence(Arc<Inner>);
+
+struct Inner {
+    /// Instants are kept as nanoseconds since this one.
+    origin: Instant,
+    /// Held until then; zero: not held.
+    until: AtomicU64,
+    /// Closed for good, whatever is renewed later.
+    closed: AtomicBool,
+}
+
+impl Fence {
+    fn new(until: u64) -> Self {
+        let until = AtomicU64::new(until);
+        Self(Arc::new(Inner { origin: Instant::now(), until, closed: AtomicBool::new(false) }))
+    }
+
+    /// Without leader election: held until it is closed.
+    pub fn open() -> Self {
+        Self::new(u64::MAX)
+    }
+
+    /// With leader election: held from the first renewal on.
+    pub fn shut() -> Self {
+        Self::new(0)
+    }
+
+    /// True while this process may write: the last renewal's validity has not passed, and the fence was not closed.
+    pub fn held(&self) -> bool {
+        !self.0.closed.load(Ordering::Acquire) && self.nanos(Instant::now()) < self.0.until.load(Ordering::Acquire)
+    }
+
+    /// The lease was renewed by a request that began at `started`, and is good for `validity` from then.
+    pub fn renewed(&self, started: Instant, validity: Duration) {
+        self.0.until.store(self.nanos(started + validity), Ordering::Release);
+    }
+
+    /// Never held again.
+    pub fn close(&self) {
+        self.0.closed.store(true, Ordering::Release);
+    }
+
+    fn nanos(&self, at: Instant) -> u64 {
+        // 584 years fit.
+        u64::try_from(at.saturating_duration_since(self.0.origin).as_nanos()).unwrap_or(u64::MAX - 1)
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Fence").field(&self.held()).finish()
+    }
+}
+
+/// A name that no other candidate has: the Pod's (or the host's), and a random part.
+pub fn identity(pod: Option<&str>) -> String {
+    let host = pod.map(str::to_owned).or_else(|| env::var("HOSTNAME").ok()).unwrap_or_else(|| "quartermaster".into());
+    format!("{host}_{}", Uuid::new_v4())
+}
+
+/// How leading ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome<T> {
+    /// The work came to its end; the lease was given back.
+    Finished(T),
+    /// The lease was lost and the work dropped. The process must exit: what it had in flight may still arrive.
+    Lost,
+    /// Told to stop before it ever led.
+    Stopped,
+}
+
+/// A candidate for the lease.
+#[derive(Clone, Debug)]
+pub struct Election {
+    api: Api<Lease>,
+    identity: String,
+    duration: Duration,
+    renew_deadline: Duration,
+    retry_period: Duration,
+}
+
+/// The lease as it was last seen, and when it first looked like that.
+struct Seen {
+    lease: Lease,
+    at: Instant,
+}
+
+impl Election {
+    /// `client` is the one of [`super::client::lease`]: it does not retry, and the fence is not in its way.
+    pub fn new(client: Client, namespace: &str, identity: String, timings: &Timings) -> Self {
+        Self {
+            api: Api::namespaced(client, namespace),
+            identity,
+            duration: timings.lease_duration,
+            renew_deadline: timings.lease_renew_deadline,
+            retry_period: timings.lease_retry_period,
+        }
+    }
+
+    /// Waits for the lease and opens `fence`. None when told to stop first.
+    async fn acquire(&self, fence: &Fence, stop: &CancellationToken) -> Option<(Instant, Option<Seen>)> {
+        info!(lease = LEASE, identity = self.identity, "waiting for the lease");
+        let (mut seen, mut complaint) = (None, Complaint::default());
+        loop {
+            let started = Instant::now();
+            // Dropping a request that may have taken the lease would leave it held by nobody: give it back then.
+            let attempt = tokio::select! {
+                attempt = timeout(self.renew_deadline / 2, self.try_hold(&mut seen)) => attempt,
+                () = stop.cancelled() => {
+                    self.release(None).await;
+                    return None;
+                }
+            };
+            match attempt {
+                Ok(Ok(true)) => {
+                    fence.renewed(started, self.renew_deadline);
+                    info!(lease = LEASE, identity = self.identity, "holding the lease");
+                    return Some((started, seen));
+                }
+                Ok(Ok(false)) => complaint.clear(),
+                Ok(Err(error)) => complaint.say(&error, "cannot ask for the lease"),
+                Err(_) => complaint.say(&"the apiserver does not answer", "cannot ask for the lease"),
+            }
+            let mut pause = self.retry_period.mul_f64(rand::random_range(1.0..JITTER));
+            if let Some(end) = seen.as_ref().map(|seen| self.end(seen)).filter(|end| *end > Instant::now()) {
+                pause = pause.min(end - Instant::now());
+            }
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = stop.cancelled() => return None,
+            }
+        }
+    }
+
+    /// Renews the lease until it is lost.
+    async fn hold(&self, fence: &Fence, mut renewed: Instant, seen: &mut Option<Seen>) {
+        let mut complaint = Complaint::default();
+        loop {
+            sleep(self.retry_period).await;
+            let started = Instant::now();
+            let left = self.renew_deadline.saturating_sub(started - renewed);
+            if left.is_zero() {
+                warn!(lease = LEASE, "the lease was not renewed in time: lost");
+                return;
+            }
+            match timeout(left.min(self.renew_deadline / 2), self.try_hold(seen)).await {
+                Ok(Ok(true)) => {
+                    fence.renewed(started, self.renew_deadline);
+                    renewed = started;
+                    complaint.clear();
+                }
+                Ok(Ok(false)) => {
+                    let holder = seen.as_ref().and_then(|seen| holder(&seen.lease));
+                    warn!(lease = LEASE, holder, "another replica holds the lease: lost");
+                    return;
+                }
+                Ok(Err(error)) => complaint.say(&error, "cannot renew the lease"),
+                Err(_) => complaint.say(&"the apiserver does not answer", "cannot renew the lease"),
+            }
+        }
+    }
+
+    /// Takes or renews the lease, once. False: another holds it.
+    async fn try_hold(&self, seen: &mut Option<Seen>) -> Result<bool, Error> {
+        // Who holds it writes over the version it knows, without reading first.
+        if let Some(ours) = seen.as_ref().filter(|seen| self.is_ours(&seen.lease)) {
+            match self.write(&ours.lease, self.next_spec(ours.lease.spec.as_ref())).await {
+                Ok(lease) => {
+                    *seen = Some(Seen { lease, at: Instant::now() });
+                    return Ok(true);
+                }
+                // Somebody else wrote, or our last write arrived without our hearing of it.
+                Err(Error::Api(status)) if status.code == 409 || status.code == 404 => *seen = None,
+                Err(error) => return Err(error),
+            }
+        }
+        let written = match self.api.get_opt(LEASE).await? {
+            None => {
+                let metadata = ObjectMeta { name: Some(LEASE.into()), ..ObjectMeta::default() };
+                let lease = Lease { metadata, spec: Some(self.next_spec(None)) };
+                self.api.create(&PostParams::default(), &lease).await
+            }
+            Some(lease) => {
+                // Not from before the request: the holder may have renewed while it was under way.
+                let now = Instant::now();
+                let at = seen.as_ref().filter(|seen| seen.lease.spec == lease.spec).map_or(now, |seen| seen.at);
+                let current = seen.insert(Seen { lease, at });
+                if holder(&current.lease).is_some() && !self.is_ours(&current.lease) && now < self.end(current) {
+                    debug!(lease = LEASE, holder = holder(&current.lease), "another replica holds the lease");
+                    return Ok(false);
+                }
+                self.write(&current.lease, self.next_spec(current.lease.spec.as_ref())).await
+            }
+        };
+        match written {
+            Ok(lease) => {
+                *seen = Some(Seen { lease, at: Instant::now() });
+                Ok(true)
+            }
+            // Another candidate was faster.
+            Err(Error::Api(status)) if status.code == 409 => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives the lease back if it is ours, so that the next one need not wait for its end.
+    async fn release(&self, seen: Option<Seen>) {
+        let work = async {
+            if let Some(seen) = seen.filter(|seen| self.is_ours(&seen.lease)) {
+                match self.write(&seen.lease, released_spec(seen.lease.spec.as_ref())).await {
+                    Err(Error::Api(status)) if status.code == 409 => {}
+                    result => return result.map(|_| true),
+                }
+            }
+            match self.api.get_opt(LEASE).await? {
+                Some(lease) if self.is_ours(&lease) => {
+                    self.write(&lease, released_spec(lease.spec.as_ref())).await.map(|_| true)
+                }
+                _ => Ok(false),
+            }
+        };
+        match timeout(RELEASE, work).await {
+            Ok(Ok(true)) => info!(lease = LEASE, "gave the lease back"),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => warn!(lease = LEASE, %error, "cannot give the lease back; it ends by itself"),
+            Err(_) => warn!(lease = LEASE, "no time to give the lease back; it ends by itself"),
+        }
+    }
+
+    /// Replaces that very version of the lease.
+    async fn write(&self, version: &Lease, spec: LeaseSpec) -> Result<Lease, Error> {
+        let lease = Lease { metadata: version.metadata.clone(), spec: Some(spec) };
+        self.api.replace(LEASE, &PostParams::default(), &lease).await
+    }
+
+    fn is_ours(&self, lease: &Lease) -> bool {
+        holder(lease) == Some(&self.identity)
+    }
+
+    /// When a lease that stays as it is may be taken over: its holder's duration counts, which may not be ours.
+    fn end(&self, seen: &Seen) -> Instant {
+        let theirs = seen.lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds);
+        let theirs = theirs.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+        seen.at + theirs.unwrap_or(self.duration)
+    }
+
+    fn next_spec(&self, last: Option<&LeaseSpec>) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        let transitions = last.and_then(|spec| spec.lease_transitions).unwrap_or(0);
+        let ours = last.filter(|spec| spec.holder_identity.as_deref() == Some(&self.identity));
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(self.duration.as_millis().div_ceil(1000)).ok(),
+            acquire_time: ours.and_then(|spec| spec.acquire_time.clone()).or_else(|| Some(now.clone())),
+            renew_time: Some(now),
+            lease_transitions: Some(if ours.is_some() || last.is_none() {
+                transitions
+            } else {
+                transitions.saturating_add(1)
+            }),
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+/// As client-go writes a lease that was given back.
+fn released_spec(last: Option<&LeaseSpec>) -> LeaseSpec {
+    let now = MicroTime(Timestamp::now());
+    LeaseSpec {
+        holder_identity: Some(String::new()),
+        lease_duration_seconds: Some(1),
+        acquire_time: Some(now.clone()),
+        renew_time: Some(now),
+        lease_transitions: last.and_then(|spec| spec.lease_transitions),
+        ..LeaseSpec::default()
+    }
+}
+
+fn holder(lease: &Lease) -> Option<&str> {
+    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+}
+
+/// A fault that lasts is said once, not twice a second.
+#[derive(Default)]
+struct Complaint(Option<String>);
+
+impl Complaint {
+    fn say(&mut self, error: &dyn fmt::Display, what: &str) {
+        let words = error.to_string();
+        if self.0.as_ref() == Some(&words) {
+            debug!(lease = LEASE, error = words, "{what}");
+        } else {
+            warn!(lease = LEASE, error = words, "{what}");
+            self.0 = Some(words);
+        }
+    }
+
+    fn clear(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// Waits for the lease, then does `work` under it.
+///
+/// `fence` opens with the first renewal. It is closed before this returns, whatever the outcome, and before the lease is
+/// given back. `work` is expected to end by itself some time after `stop`; the lease is renewed until it has. It is
+/// polled in the caller's task, between renewals, so it must not block.
+pub async fn lead<W: Future>(
+    election: &Election,
+    fence: &Fence,
+    stop: &CancellationToken,
+    work: W,
+) -> Outcome<W::Output> {
+    let Some((started, mut seen)) = election.acquire(fence, stop).await else {
+        fence.close();
+        return Outcome::Stopped;
+    };
+    let outcome = tokio::select! {
+        biased;
+        () = election.hold(fence, started, &mut seen) => Outcome::Lost,
+        output = work => Outcome::Finished(output),
+    };
+    fence.close();
+    if matches!(outcome, Outcome::Finished(_)) {
+        election.release(seen).await;
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests;

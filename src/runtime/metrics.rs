@@ -1,0 +1,380 @@
+//! Metrics, and the server that shows them.
+//!
+//! What controller-runtime also measures has its names, so that its dashboards work
+//! (<https://book.kubebuilder.io/reference/metrics-reference>); what is ours begins with `quartermaster_`.
+//! Names of objects are never labels.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use http::HeaderMap;
+use http::header::{ACCEPT, CONTENT_TYPE};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+
+use super::leader::{Fence, LEASE};
+use crate::cli::VERSION;
+
+mod process;
+
+type Label = (&'static str, Cow<'static, str>);
+type Counters<const N: usize> = Family<[Label; N], Counter>;
+type Gauges<const N: usize> = Family<[Label; N], Gauge>;
+type Histograms<const N: usize> = Family<[Label; N], Histogram, fn() -> Histogram>;
+
+/// From a pass that finds nothing to do to one that runs into its timeout.
+const RECONCILE_BUCKETS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+/// From "at once" to the age at which an entry is given up.
+const LATENCY_BUCKETS: [f64; 16] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0];
+
+/// All metrics of the process. Cheap to clone.
+#[derive(Clone)]
+pub struct Metrics(Arc<Inner>);
+
+struct Inner {
+    registry: Registry,
+    reconciles: Counters<2>,
+    reconcile_errors: Counters<1>,
+    reconcile_panics: Counters<1>,
+    reconcile_seconds: Histograms<1>,
+    reconcile_limit: Gauges<1>,
+    reconcile_active: Gauges<1>,
+    queue_depth: Gauges<2>,
+    queue_adds: Counters<2>,
+    queue_retries: Counters<2>,
+    api_requests: Counters<3>,
+    leadership: Arc<OnceLock<Fence>>,
+    notifications: Counters<2>,
+    notification_latency: Histogram,
+    notifications_pending: Gauge,
+    entries_merged: Counter,
+    watch_restarts: Counters<1>,
+}
+
+/// How a pass ended: controller-runtime's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reconciled {
+    /// Nothing left to do.
+    Success,
+    /// Comes again after a time of its own choice.
+    RequeueAfter,
+    /// Comes again after a backoff, without being an error: a conflict.
+    Requeue,
+    /// Failed.
+    Error,
+}
+
+impl Reconciled {
+    const ALL: [Self; 4] = [Self::Success, Self::RequeueAfter, Self::Requeue, Self::Error];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::RequeueAfter => "requeue_after",
+            Self::Requeue => "requeue",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// The kind of a receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // each is what its name says
+pub enum Receiver {
+    Telegram,
+    Webhook,
+}
+
+/// What became of one request to a receiver, or of one entry that was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notified {
+    /// The receiver took the request.
+    Delivered,
+    /// It will be sent again.
+    Retried,
+    /// The receiver takes nothing until somebody mends something.
+    Stopped,
+    /// The receiver does not take this request.
+    Rejected,
+    /// An entry grew too old.
+    Expired,
+}
+
+fn label<const N: usize>(pairs: [(&'static str, &'static str); N]) -> [Label; N] {
+    pairs.map(|(name, value)| (name, Cow::Borrowed(value)))
+}
+
+fn reconcile_histogram() -> Histogram {
+    Histogram::new(RECONCILE_BUCKETS)
+}
+
+impl Metrics {
+    /// Every metric, at zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::default();
+        let leadership = Arc::new(OnceLock::new());
+        let inner = Inner {
+            reconciles: Counters::default(),
+            reconcile_errors: Counters::default(),
+            reconcile_panics: Counters::default(),
+            reconcile_seconds: Family::new_with_constructor(reconcile_histogram),
+            reconcile_limit: Gauges::default(),
+            reconcile_active: Gauges::default(),
+            queue_depth: Gauges::default(),
+            queue_adds: Counters::default(),
+            queue_retries: Counters::default(),
+            api_requests: Counters::default(),
+            leadership: leadership.clone(),
+            notifications: Counters::default(),
+            notification_latency: Histogram::new(LATENCY_BUCKETS),
+            notifications_pending: Gauge::default(),
+            entries_merged: Counter::default(),
+            watch_restarts: Counters::default(),
+            registry: Registry::default(),
+        };
+        // The registry appends the full stop to each text, and `_total` to the names of counters.
+        let r = &mut registry;
+        r.register("controller_runtime_reconcile", "Passes by outcome", inner.reconciles.clone());
+        r.register("controller_runtime_reconcile_errors", "Passes that failed", inner.reconcile_errors.clone());
+        r.register("controller_runtime_reconcile_panics", "Passes that panicked", inner.reconcile_panics.clone());
+        r.register("controller_runtime_reconcile_time_seconds", "Length of a pass", inner.reconcile_seconds.clone());
+        r.register(
+            "controller_runtime_max_concurrent_reconciles",
+            "Passes that may run at the same time",
+            inner.reconcile_limit.clone(),
+        );
+        r.register("controller_runtime_active_workers", "Passes that run now", inner.reconcile_active.clone());
+        r.register("workqueue_depth", "Objects that are due and wait for a pass", inner.queue_depth.clone());
+        r.register("workqueue_adds", "Objects that became due", inner.queue_adds.clone());
+        r.register("workqueue_retries", "Passes that were put off by a backoff", inner.queue_retries.clone());
+        r.register(
+            "rest_client_requests",
+            "Requests to the apiserver by status code, or <error> when there was no answer",
+            inner.api_requests.clone(),
+        );
+        r.register_collector(Box::new(Leadership(leadership)));
+        r.register("quartermaster_notifications", "Requests to receivers by outcome", inner.notifications.clone());
+        r.register(
+            "quartermaster_notification_latency_seconds",
+            "From the change being seen to the receiver having taken its message",
+            inner.notification_latency.clone(),
+        );
+        r.register(
+            "quartermaster_notifications_pending",
+            "Entries that wait to be delivered",
+            inner.notifications_pending.clone(),
+        );
+        r.register(
+            "quartermaster_entries_merged",
+            "Changes that were merged into a neighbour because the outbox was full",
+            inner.entries_merged.clone(),
+        );
+        r.register(
+            "quartermaster_watch_restarts",
+            "Watches that broke or had to list again",
+            inner.watch_restarts.clone(),
+        );
+        let build = Gauges::<1>::default();
+        build.get_or_create(&label([("version", VERSION)])).set(1);
+        r.register("quartermaster_build_info", "The version that runs; always 1", build);
+        r.register_collector(Box::new(process::Process));
+        Self(Arc::new(Inner { registry, ..inner }))
+    }
+
+    /// The metrics of one controller, which appear at zero from now on. `limit` passes may run at the same time.
+    pub fn controller(&self, name: &'static str, limit: usize) -> ControllerMetrics {
+        let m = &self.0;
+        let controller = label([("controller", name)]);
+        let queue = label([("name", name), ("controller", name)]);
+        m.reconcile_limit.get_or_create(&controller).set(i64::try_from(limit).unwrap_or(i64::MAX));
+        ControllerMetrics {
+            results: Reconciled::ALL.map(|result| {
+                m.reconciles.get_or_create_owned(&label([("controller", name), ("result", result.label())]))
+            }),
+            errors: m.reconcile_errors.get_or_create_owned(&controller),
+            panics: m.reconcile_panics.get_or_create_owned(&controller),
+            seconds: m.reconcile_seconds.get_or_create_owned(&controller),
+            active: m.reconcile_active.get_or_create_owned(&controller),
+            depth: m.queue_depth.get_or_create_owned(&queue),
+            adds: m.queue_adds.get_or_create_owned(&queue),
+            retries: m.queue_retries.get_or_create_owned(&queue),
+        }
+    }
+
+    /// One request to the apiserver was answered with `code`, or not answered.
+    pub fn api_request(&self, host: &str, method: &str, code: Option<u16>) {
+        let code = code.map_or(Cow::Borrowed("<error>"), |code| code.to_string().into());
+        let labels = [("code", code), ("method", method.to_owned().into()), ("host", host.to_owned().into())];
+        self.0.api_requests.get_or_create(&labels).inc();
+    }
+
+    /// From now on `leader_election_master_status` says whether `fence` is held. Without leader election it is absent.
+    pub fn show_leadership(&self, fence: Fence) {
+        // A second call would speak of the same lease.
+        let _ = self.0.leadership.set(fence);
+    }
+
+    /// Counts what became of one request to a receiver.
+    pub fn notified(&self, receiver: Receiver, outcome: Notified) {
+        let receiver = match receiver {
+            Receiver::Telegram => "telegram",
+            Receiver::Webhook => "webhook",
+        };
+        let outcome = match outcome {
+            Notified::Delivered => "delivered",
+            Notified::Retried => "retried",
+            Notified::Stopped => "stopped",
+            Notified::Rejected => "rejected",
+            Notified::Expired => "expired",
+        };
+        self.0.notifications.get_or_create(&label([("type", receiver), ("outcome", outcome)])).inc();
+    }
+
+    /// One entry was taken by its receiver this long after the change was seen.
+    pub fn notification_latency(&self, latency: Duration) {
+        self.0.notification_latency.observe(latency.as_secs_f64());
+    }
+
+    /// That many more (or, negative, fewer) entries wait to be delivered.
+    pub fn pending_changed(&self, by: i64) {
+        self.0.notifications_pending.inc_by(by);
+    }
+
+    /// That many changes were merged into a neighbour.
+    pub fn entries_merged(&self, count: u64) {
+        self.0.entries_merged.inc_by(count);
+    }
+
+    /// A watch of `resource` (the plural, such as `deployments.apps`) broke, or had to list again.
+    pub fn watch_restarted(&self, resource: &str) {
+        self.0.watch_restarts.get_or_create(&[("resource", resource.to_owned().into())]).inc();
+    }
+
+    /// All metrics as text: OpenMetrics 1.0, which is also read as Prometheus' own format.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        match text::encode(&mut text, &self.0.registry) {
+            Ok(()) => text,
+            Err(fmt::Error) => String::new(),
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The metrics of one controller. Cheap to clone.
+#[derive(Clone)]
+pub struct ControllerMetrics {
+    results: [Counter; 4],
+    errors: Counter,
+    panics: Counter,
+    seconds: Histogram,
+    active: Gauge,
+    depth: Gauge,
+    adds: Counter,
+    retries: Counter,
+}
+
+impl ControllerMetrics {
+    /// A pass runs until the answer is dropped.
+    #[must_use = "the pass counts as running until this is dropped"]
+    pub fn started(&self) -> Active {
+        self.active.inc();
+        Active(self.active.clone())
+    }
+
+    /// A pass ended.
+    pub fn reconciled(&self, result: Reconciled, took: Duration) {
+        if let Some(counter) = self.results.get(result as usize) {
+            counter.inc();
+        }
+        if result == Reconciled::Error {
+            self.errors.inc();
+        }
+        self.seconds.observe(took.as_secs_f64());
+    }
+
+    /// A pass panicked (besides ending in an error).
+    pub fn panicked(&self) {
+        self.panics.inc();
+    }
+
+    /// So many objects are due and wait for a pass.
+    pub fn queue_depth(&self, depth: usize) {
+        self.depth.set(i64::try_from(depth).unwrap_or(i64::MAX));
+    }
+
+    /// An object became due.
+    pub fn queue_added(&self) {
+        self.adds.inc();
+    }
+
+    /// A pass was put off by a backoff.
+    pub fn queue_retried(&self) {
+        self.retries.inc();
+    }
+}
+
+/// A pass that runs.
+#[derive(Debug)]
+pub struct Active(Gauge);
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Asked at each scrape, so that a lease which ran out shows at once.
+#[derive(Debug)]
+struct Leadership(Arc<OnceLock<Fence>>);
+
+impl Collector for Leadership {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(fence) = self.0.get() else { return Ok(()) };
+        let (name, help) = ("leader_election_master_status", "1 while this replica holds the lease.");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        let value = ConstGauge::new(i64::from(fence.held()));
+        value.encode(family.encode_family(&label([("name", LEASE)]))?)
+    }
+}
+
+/// Serves `/metrics` for ever.
+///
+/// # Errors
+/// When the listener breaks.
+pub async fn serve(listener: TcpListener, metrics: Metrics) -> io::Result<()> {
+    axum::serve(listener, Router::new().route("/metrics", get(answer)).with_state(metrics)).await
+}
+
+async fn answer(State(metrics): State<Metrics>, headers: HeaderMap) -> impl IntoResponse {
+    let mut accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let content_type = if accepts.any(|value| value.contains("application/openmetrics-text")) {
+        "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    } else {
+        "text/plain; version=0.0.4; charset=utf-8"
+    };
+    ([(CONTENT_TYPE, content_type)], metrics.encode())
+}
+
+#[cfg(test)]
+mod tests;

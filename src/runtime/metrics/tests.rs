@@ -1,0 +1,129 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+/// The samples' names and labels, without buckets and values.
+fn names(text: &str) -> BTreeSet<String> {
+    let samples = text.lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket"));
+    samples.map(|line| line.rsplit_once(' ').unwrap().0.to_owned()).collect()
+}
+
+/// Dashboards, alerts and docs rest on these names: whoever changes one changes those.
+#[test]
+fn the_names() {
+    let metrics = Metrics::new();
+    let controller = metrics.controller("trackedfield", 8);
+    controller.reconciled(Reconciled::Success, Duration::from_millis(3));
+    metrics.api_request("10.0.0.1:443", "GET", Some(200));
+    metrics.show_leadership(Fence::shut());
+    metrics.notified(Receiver::Telegram, Notified::Delivered);
+    metrics.watch_restarted("deployments.apps");
+    let text = metrics.encode();
+    let expected = "\
+controller_runtime_active_workers{controller=\"trackedfield\"}
+controller_runtime_max_concurrent_reconciles{controller=\"trackedfield\"}
+controller_runtime_reconcile_errors_total{controller=\"trackedfield\"}
+controller_runtime_reconcile_panics_total{controller=\"trackedfield\"}
+controller_runtime_reconcile_time_seconds_count{controller=\"trackedfield\"}
+controller_runtime_reconcile_time_seconds_sum{controller=\"trackedfield\"}
+controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"error\"}
+controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"requeue\"}
+controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"requeue_after\"}
+controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"success\"}
+leader_election_master_status{name=\"quartermaster\"}
+process_cpu_seconds_total
+process_max_fds
+process_open_fds
+process_resident_memory_bytes
+process_start_time_seconds
+process_threads
+process_virtual_memory_bytes
+quartermaster_build_info{version=\"VERSION\"}
+quartermaster_entries_merged_total
+quartermaster_notification_latency_seconds_count
+quartermaster_notification_latency_seconds_sum
+quartermaster_notifications_pending
+quartermaster_notifications_total{type=\"telegram\",outcome=\"delivered\"}
+quartermaster_watch_restarts_total{resource=\"deployments.apps\"}
+rest_client_requests_total{code=\"200\",method=\"GET\",host=\"10.0.0.1:443\"}
+workqueue_adds_total{name=\"trackedfield\",controller=\"trackedfield\"}
+workqueue_depth{name=\"trackedfield\",controller=\"trackedfield\"}
+workqueue_retries_total{name=\"trackedfield\",controller=\"trackedfield\"}";
+    let expected = expected.replace("VERSION", VERSION);
+    let expected: BTreeSet<String> = expected.lines().map(str::to_owned).collect();
+    assert_eq!(names(&text), expected, "{text}");
+    assert!(text.ends_with("# EOF\n"));
+    for line in text.lines().filter(|line| line.starts_with("# HELP")) {
+        assert!(line.ends_with('.') && !line.ends_with(".."), "{line}");
+    }
+}
+
+#[test]
+fn values() {
+    let metrics = Metrics::new();
+    let has = |line: &str| {
+        let text = metrics.encode();
+        assert!(text.lines().any(|l| l == line), "no {line} in\n{text}");
+    };
+    let controller = metrics.controller("trackedfield", 8);
+    has("controller_runtime_max_concurrent_reconciles{controller=\"trackedfield\"} 8");
+    let (first, second) = (controller.started(), controller.started());
+    has("controller_runtime_active_workers{controller=\"trackedfield\"} 2");
+    drop(first);
+    has("controller_runtime_active_workers{controller=\"trackedfield\"} 1");
+    drop(second);
+    for result in Reconciled::ALL {
+        controller.reconciled(result, Duration::from_millis(30));
+    }
+    controller.reconciled(Reconciled::Error, Duration::from_secs(3));
+    for (result, count) in [("success", 1), ("requeue", 1), ("requeue_after", 1), ("error", 2)] {
+        has(&format!("controller_runtime_reconcile_total{{controller=\"trackedfield\",result=\"{result}\"}} {count}"));
+    }
+    has("controller_runtime_reconcile_errors_total{controller=\"trackedfield\"} 2");
+    has("controller_runtime_reconcile_time_seconds_bucket{le=\"0.05\",controller=\"trackedfield\"} 4");
+    controller.panicked();
+    has("controller_runtime_reconcile_panics_total{controller=\"trackedfield\"} 1");
+    controller.queue_depth(5);
+    controller.queue_added();
+    controller.queue_retried();
+    has("workqueue_depth{name=\"trackedfield\",controller=\"trackedfield\"} 5");
+    has("workqueue_adds_total{name=\"trackedfield\",controller=\"trackedfield\"} 1");
+    has("workqueue_retries_total{name=\"trackedfield\",controller=\"trackedfield\"} 1");
+    metrics.pending_changed(3);
+    metrics.pending_changed(-2);
+    has("quartermaster_notifications_pending 1");
+    metrics.entries_merged(7);
+    has("quartermaster_entries_merged_total 7");
+    metrics.notification_latency(Duration::from_millis(20));
+    has("quartermaster_notification_latency_seconds_bucket{le=\"0.025\"} 1");
+    let fence = Fence::open();
+    metrics.show_leadership(fence.clone());
+    has("leader_election_master_status{name=\"quartermaster\"} 1");
+    fence.close();
+    has("leader_election_master_status{name=\"quartermaster\"} 0");
+}
+
+#[test]
+fn without_leader_election_there_is_no_status_of_it() {
+    assert!(!Metrics::new().encode().contains("leader_election"));
+}
+
+#[tokio::test]
+async fn the_server_speaks_both_formats() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/metrics", listener.local_addr().unwrap());
+    let server = tokio::spawn(serve(listener, Metrics::new()));
+    let client = reqwest::Client::new();
+    for (accept, expected) in [
+        ("application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "application/openmetrics-text; version=1.0.0"),
+        ("*/*", "text/plain; version=0.0.4"),
+    ] {
+        let response = client.get(&url).header(ACCEPT, accept).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert!(response.headers()[CONTENT_TYPE].to_str().unwrap().starts_with(expected));
+        assert!(response.text().await.unwrap().contains("quartermaster_build_info{version="));
+    }
+    server.abort();
+}
