@@ -2,5 +2,8 @@
 
 pub mod bot_api;
 pub mod control_plane;
+pub mod process;
 pub mod proxy;
 pub mod receiver;
+
+pub use control_plane::{ControlPlane, Options, shared};

@@ -1,1 +1,0 @@
-//! etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kwok, as child processes on loopback.

@@ -1,0 +1,243 @@
+//! The apiserver's audit log: who asked for what.
+//!
+//! One line a request (`Metadata` level, <https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/>), and a second one
+//! for a watch. Nothing is left out, so that reads can be counted as well as writes.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use jiff::Timestamp;
+use kube::config::Kubeconfig;
+use serde::Deserialize;
+use uuid::Uuid;
+
+pub(super) const POLICY: &str = "\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+";
+
+/// How long the line of an answered request may take to stand in the log.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Reads a control plane's audit log.
+#[derive(Debug, Clone)]
+pub struct Audit {
+    path: PathBuf,
+    admin: Kubeconfig,
+}
+
+/// A place in the log: between the requests that were answered before it was taken, and those sent after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark(u64);
+
+/// What one request was about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Subject {
+    /// Such as `admin` or `system:serviceaccount:NAMESPACE:NAME`.
+    pub user: String,
+    /// get, list, watch, create, update, patch, delete or deletecollection; get and post of a path that is no resource.
+    pub verb: String,
+    /// Empty for core, and for a path that is no resource.
+    pub group: String,
+    /// The plural, followed by the subresource if there is one: `deployments`, `pods/status`. Empty for other paths.
+    pub resource: String,
+    /// Empty for what is cluster-scoped.
+    pub namespace: String,
+    /// Empty for lists and watches.
+    pub name: String,
+}
+
+impl Subject {
+    /// Whether it asks for something to be changed. Reviews (of access, of tokens) are created but change nothing.
+    pub fn is_write(&self) -> bool {
+        matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
+            && !matches!(self.group.as_str(), "authentication.k8s.io" | "authorization.k8s.io")
+            && self.resource != "serviceaccounts/token"
+    }
+}
+
+/// One request. A watch is counted when it starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// What it was about.
+    pub subject: Subject,
+    /// The HTTP status it was answered with.
+    pub code: u16,
+    /// When the apiserver received it.
+    pub time: Timestamp,
+    /// The client's name for itself.
+    pub user_agent: String,
+}
+
+impl Audit {
+    pub(super) fn new(path: &Path, admin: Kubeconfig) -> Self {
+        Self { path: path.into(), admin }
+    }
+
+    /// Takes a mark. It makes one request of its own, as `admin` (a get of a path that is no resource).
+    ///
+    /// # Errors
+    /// The apiserver does not answer.
+    pub async fn mark(&self) -> Result<Mark> {
+        let from = std::fs::metadata(&self.path)?.len();
+        let mark = Uuid::new_v4().to_string();
+        let request = http::Request::get(format!("/version?mark={mark}")).body(Vec::new())?;
+        super::kubeconfig::client(&self.admin).await?.request_text(request).await?;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let text = self.read(Mark(from), None)?;
+            if let Some(end) =
+                text.find(&mark).and_then(|at| text[at..].find('\n').map(|line_end| at + line_end + 1))
+            {
+                return Ok(Mark(from + end as u64));
+            }
+            if Instant::now() > until {
+                bail!("the mark is not in the audit log {} after {PATIENCE:?}", self.path.display());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Every request between `since` and now, in the order in which they were answered (watches: began).
+    ///
+    /// # Errors
+    /// The apiserver does not answer, or a line cannot be understood.
+    pub async fn requests(&self, since: Mark) -> Result<Vec<Request>> {
+        let until = self.mark().await?;
+        self.read(since, Some(until))?.lines().filter_map(|line| parse(line).transpose()).collect()
+    }
+
+    /// The writes among them, counted; also those that were refused.
+    ///
+    /// # Errors
+    /// As [`Audit::requests`].
+    pub async fn writes(&self, since: Mark) -> Result<BTreeMap<Subject, usize>> {
+        let mut counts = BTreeMap::new();
+        for request in self.requests(since).await? {
+            if request.subject.is_write() {
+                *counts.entry(request.subject).or_default() += 1;
+            }
+        }
+        Ok(counts)
+    }
+
+    fn read(&self, from: Mark, until: Option<Mark>) -> Result<String> {
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(from.0))?;
+        let length = until.map_or(u64::MAX, |until| until.0.saturating_sub(from.0));
+        let mut bytes = Vec::new();
+        file.take(length).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Event {
+    stage: String,
+    verb: String,
+    user: User,
+    #[serde(default)]
+    user_agent: String,
+    #[serde(default)]
+    object_ref: ObjectRef,
+    response_status: Option<ResponseStatus>,
+    request_received_timestamp: Timestamp,
+}
+
+#[derive(Deserialize)]
+struct User {
+    #[serde(default)]
+    username: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct ObjectRef {
+    api_group: String,
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct ResponseStatus {
+    #[serde(default)]
+    code: u16,
+}
+
+/// `None` for the second line of a watch, and for what a killed apiserver left of a line.
+fn parse(line: &str) -> Result<Option<Request>> {
+    // After a kill -9 in the middle of a line, the next apiserver's first line is on the same one.
+    let Some(start) = line.rfind(r#"{"kind":"Event""#) else { return Ok(None) };
+    let event: Event =
+        serde_json::from_str(&line[start..]).with_context(|| format!("in the audit log: {}", &line[start..]))?;
+    let code = event.response_status.map_or(0, |status| status.code);
+    if event.stage == "ResponseComplete" && event.verb == "watch" && code < 400 {
+        return Ok(None);
+    }
+    let ObjectRef { api_group: group, mut resource, subresource, namespace, name } = event.object_ref;
+    if !subresource.is_empty() {
+        resource = format!("{resource}/{subresource}");
+    }
+    Ok(Some(Request {
+        subject: Subject { user: event.user.username, verb: event.verb, group, resource, namespace, name },
+        code,
+        time: event.request_received_timestamp,
+        user_agent: event.user_agent,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    fn line(stage: &str, verb: &str, code: u16) -> String {
+        format!(
+            r#"{{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"1","stage":"{stage}","requestURI":"/x","verb":"{verb}","user":{{"username":"alice","groups":["system:authenticated"]}},"sourceIPs":["127.0.0.1"],"userAgent":"kubectl","objectRef":{{"resource":"deployments","namespace":"ns","name":"web","apiGroup":"apps","apiVersion":"v1","subresource":"scale"}},"responseStatus":{{"metadata":{{}},"code":{code}}},"requestReceivedTimestamp":"2026-01-02T03:04:05.123456Z","stageTimestamp":"2026-01-02T03:04:05.130000Z"}}"#
+        )
+    }
+
+    #[test]
+    fn a_line_is_a_request() {
+        let request = parse(&line("ResponseComplete", "patch", 200)).unwrap().unwrap();
+        assert_eq!(
+            request.subject,
+            Subject {
+                user: "alice".into(),
+                verb: "patch".into(),
+                group: "apps".into(),
+                resource: "deployments/scale".into(),
+                namespace: "ns".into(),
+                name: "web".into(),
+            }
+        );
+        assert!(request.subject.is_write());
+        assert_eq!(request.code, 200);
+    }
+
+    #[test]
+    fn a_watch_counts_once() {
+        assert!(parse(&line("ResponseStarted", "watch", 200)).unwrap().is_some());
+        assert!(parse(&line("ResponseComplete", "watch", 200)).unwrap().is_none());
+        assert!(parse(&line("ResponseComplete", "watch", 403)).unwrap().is_some(), "one that was refused never starts");
+    }
+
+    #[test]
+    fn a_line_cut_by_a_kill_hides_no_other() {
+        let whole = line("ResponseComplete", "create", 201);
+        let joined = format!("{}{whole}", &whole[..100]);
+        assert_eq!(parse(&joined).unwrap(), parse(&whole).unwrap());
+        assert!(parse(&format!("{}{whole}", &whole[..5])).unwrap().is_some());
+    }
+}

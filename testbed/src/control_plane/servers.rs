@@ -1,0 +1,161 @@
+//! The servers' command lines.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use uuid::Uuid;
+
+use super::audit;
+use super::certs::Authority;
+use crate::process::{Child, Program};
+
+/// The lowest port to choose; see [`free_ports`].
+const LOWEST_PORT: u16 = 10_000;
+
+/// The folder with the programs, and the folder that holds all that they write.
+#[derive(Debug)]
+pub(super) struct Servers {
+    pub(super) binaries: PathBuf,
+    pub(super) folder: PathBuf,
+    pub(super) ports: Ports,
+    pub(super) apiserver_flags: Vec<String>,
+}
+
+/// One a listening server.
+#[derive(Debug)]
+pub(super) struct Ports {
+    etcd: u16,
+    etcd_peer: u16,
+    pub(super) apiserver: u16,
+    controller_manager: u16,
+    scheduler: u16,
+}
+
+impl Ports {
+    pub(super) fn choose() -> Result<Self> {
+        let [etcd, etcd_peer, apiserver, controller_manager, scheduler] = free_ports()?;
+        Ok(Self { etcd, etcd_peer, apiserver, controller_manager, scheduler })
+    }
+}
+
+/// Ports on loopback that nobody listens on, from below the range that the kernel gives to outgoing connections. From
+/// within it, a client that keeps dialling a killed apiserver's port is sooner or later given that very port, connects
+/// to itself, and the apiserver cannot come back.
+fn free_ports<const N: usize>() -> Result<[u16; N]> {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let end = range.split_whitespace().next().and_then(|low| low.parse().ok()).unwrap_or(32_768_u16);
+    let size = u128::from(end.max(LOWEST_PORT + 1_000) - LOWEST_PORT);
+    let mut held = Vec::new(); // until all are chosen, so that they differ
+    for _ in 0..1_000 {
+        let port = LOWEST_PORT + u16::try_from(Uuid::new_v4().as_u128() % size)?;
+        held.extend(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map(|listener| (port, listener)));
+        if let Some(chosen) = held.first_chunk::<N>() {
+            return Ok(chosen.each_ref().map(|(port, _)| *port));
+        }
+    }
+    bail!("no {N} free ports from {LOWEST_PORT} on")
+}
+
+impl Servers {
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.ports.apiserver)
+    }
+
+    /// Writes the files that the servers read. All keys are in the folder, which is this user's only.
+    pub(super) fn write_files(&self, authority: &Authority) -> Result<()> {
+        let server = authority.server()?;
+        let accounts = rcgen::KeyPair::generate()?;
+        let write = |name: &str, content: &str| std::fs::write(self.file(name), content);
+        write("ca.crt", &authority.pem())?;
+        write("apiserver.crt", &server.certificate)?;
+        write("apiserver.key", &server.key)?;
+        write("service-accounts.key", &accounts.serialize_pem())?;
+        write("service-accounts.pub", &accounts.public_key_pem())?;
+        write("audit-policy.yaml", audit::POLICY)?;
+        Ok(())
+    }
+
+    pub(super) fn etcd(&self) -> Result<Child> {
+        let (client, peer) = (local(self.ports.etcd), local(self.ports.etcd_peer));
+        self.program("etcd")
+            .arg(flag("data-dir", self.file("etcd")))
+            .arg(format!("--listen-client-urls={client}"))
+            .arg(format!("--advertise-client-urls={client}"))
+            .arg(format!("--listen-peer-urls={peer}"))
+            .arg(format!("--initial-advertise-peer-urls={peer}"))
+            .arg(format!("--initial-cluster=default={peer}"))
+            .args(["--unsafe-no-fsync", "--log-level=warn"])
+            .spawn(self.file("etcd.log"))
+    }
+
+    pub(super) fn apiserver(&self) -> Result<Child> {
+        self.program("kube-apiserver")
+            .arg(format!("--etcd-servers={}", local(self.ports.etcd)))
+            .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
+            .arg(format!("--secure-port={}", self.ports.apiserver))
+            .arg(flag("tls-cert-file", self.file("apiserver.crt")))
+            .arg(flag("tls-private-key-file", self.file("apiserver.key")))
+            .arg(flag("client-ca-file", self.file("ca.crt")))
+            .arg("--service-account-issuer=https://kubernetes.default.svc")
+            .arg(flag("service-account-key-file", self.file("service-accounts.pub")))
+            .arg(flag("service-account-signing-key-file", self.file("service-accounts.key")))
+            .args(["--service-cluster-ip-range=10.0.0.0/16", "--authorization-mode=RBAC"])
+            .args(["--endpoint-reconciler-type=none", "--allow-privileged"])
+            .arg(flag("audit-policy-file", self.file("audit-policy.yaml")))
+            .arg(flag("audit-log-path", self.file("audit.log")))
+            .arg("--audit-log-maxsize=0") // no rotation: places in the file are kept as marks
+            .args(&self.apiserver_flags)
+            .spawn(self.file("kube-apiserver.log"))
+    }
+
+    pub(super) fn controller_manager(&self, kubeconfig: &Path) -> Result<Child> {
+        self.program("kube-controller-manager")
+            .args(three_kubeconfigs(kubeconfig))
+            .args(["--bind-address=127.0.0.1", "--leader-elect=false", "--use-service-account-credentials"])
+            .arg(format!("--secure-port={}", self.ports.controller_manager))
+            .arg(flag("service-account-private-key-file", self.file("service-accounts.key")))
+            .arg(flag("root-ca-file", self.file("ca.crt")))
+            .args(["--controllers=*", "--kube-api-qps=400", "--kube-api-burst=800"])
+            // kwok's node sends no heartbeat, and would be marked not ready after 50 s.
+            .arg("--node-monitor-grace-period=24h")
+            .spawn(self.file("kube-controller-manager.log"))
+    }
+
+    pub(super) fn scheduler(&self, kubeconfig: &Path) -> Result<Child> {
+        self.program("kube-scheduler")
+            .args(three_kubeconfigs(kubeconfig))
+            .args(["--bind-address=127.0.0.1", "--leader-elect=false"])
+            .arg(format!("--secure-port={}", self.ports.scheduler))
+            .spawn(self.file("kube-scheduler.log"))
+    }
+
+    pub(super) fn kwok(&self, kubeconfig: &Path) -> Result<Child> {
+        self.program("kwok")
+            .arg(flag("kubeconfig", kubeconfig))
+            .arg(flag("config", self.binaries.join("kwok-stages.yaml")))
+            .args(["--manage-all-nodes=true", "--cidr=10.244.0.0/16"])
+            .spawn(self.file("kwok.log"))
+    }
+
+    /// In the folder, and with it as home: no file of the user's is read or written.
+    fn program(&self, name: &str) -> Program {
+        Program::new(self.binaries.join(name)).current_dir(&self.folder).env("HOME", &self.folder)
+    }
+}
+
+fn local(port: u16) -> String {
+    format!("http://127.0.0.1:{port}")
+}
+
+fn flag(name: &str, file: impl AsRef<Path>) -> String {
+    format!("--{name}={}", file.as_ref().display())
+}
+
+fn three_kubeconfigs(file: &Path) -> [String; 3] {
+    ["kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig"].map(|name| flag(name, file))
+}

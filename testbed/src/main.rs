@@ -1,0 +1,109 @@
+//! `testbed`: a real control plane on this machine, for `make cluster`, `make demo` and people.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use kube::config::Kubeconfig;
+use testbed::control_plane::kubeconfig;
+use testbed::{ControlPlane, Options, process};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// A real control plane on this machine, and the outside world that Quartermaster talks to.
+#[derive(Parser)]
+#[command(name = "testbed")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a control plane and keep it until Ctrl-C, SIGTERM or the end of the parent process.
+    Cluster {
+        /// Also write the admin's kubeconfig to this file, once the control plane is ready.
+        #[arg(long, value_name = "FILE")]
+        kubeconfig_out: Option<PathBuf>,
+    },
+    /// Write a kubeconfig that has a ServiceAccount's rights, with a token good for 24 hours.
+    ServiceAccountKubeconfig {
+        /// The ServiceAccount's namespace.
+        namespace: String,
+        /// The ServiceAccount's name.
+        name: String,
+        /// A kubeconfig that may ask for the token.
+        #[arg(long, value_name = "FILE")]
+        kubeconfig: PathBuf,
+        /// The file to write.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    // Two TLS providers may be compiled in; this is the first use of one, so the choice cannot fail.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    match Arguments::parse().command {
+        Command::Cluster { kubeconfig_out } => cluster(kubeconfig_out.as_deref()).await,
+        Command::ServiceAccountKubeconfig { namespace, name, kubeconfig, out } => {
+            let admin =
+                Kubeconfig::read_from(&kubeconfig).with_context(|| format!("reading {}", kubeconfig.display()))?;
+            kubeconfig::write(&kubeconfig::for_service_account(&admin, &namespace, &name).await?, &out)
+        }
+    }
+}
+
+async fn cluster(kubeconfig_out: Option<&Path>) -> Result<()> {
+    let mut end = Signals::new()?;
+    tokio::select! {
+        () = end.wait() => Ok(()),
+        outcome = run_cluster(kubeconfig_out) => outcome,
+    }
+}
+
+/// Runs until it is dropped, and the control plane with it.
+async fn run_cluster(kubeconfig_out: Option<&Path>) -> Result<()> {
+    if let Some(file) = kubeconfig_out {
+        // Whoever waits for it must not find the one of a former control plane.
+        if let Err(error) = std::fs::remove_file(file)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            return Err(error).with_context(|| format!("removing {}", file.display()));
+        }
+    }
+    eprintln!("Starting the control plane ...");
+    let plane = ControlPlane::start(Options::default()).await?;
+    let mut file = plane.admin_kubeconfig();
+    if let Some(out) = kubeconfig_out {
+        kubeconfig::write(&Kubeconfig::read_from(&file)?, out)?;
+        file = std::path::absolute(out)?;
+    }
+    eprintln!("It listens on {} and stays until Ctrl-C. In another terminal:", plane.server_url());
+    println!("export KUBECONFIG={}", file.display());
+    eprintln!("kubectl, if you have none: {}", plane.binaries().join("kubectl").display());
+    std::future::pending().await
+}
+
+/// What ends a command that stays.
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn new() -> Result<Self> {
+        Ok(Self([
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?, // the terminal was closed
+        ]))
+    }
+
+    async fn wait(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+            () = process::parent_ended() => {}
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Long-lived child processes that cannot outlive this one.
+//!
+//! A child dies with this process however this process ends, SIGKILL included: the kernel is asked for it
+//! (`PR_SET_PDEATHSIG`, through util-linux's `setpriv`). The kernel watches the *thread* that started the child, and the
+//! thread of a test ends with its test, so every child is started by one thread that lives as long as the process.
+//! That thread also ends this process when *its* parent is gone (a test binary whose `cargo test` was killed).
+//!
+//! Children belong to no async runtime: each `#[tokio::test]` has a runtime of its own, and they outlive it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::process::{CommandExt, parent_id};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{LazyLock, OnceLock, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// How often an ended child, or an ended parent, is looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// What this process may take to end by itself once its parent is gone; then it exits with code 1.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Run by a shell that will be killed with this process: `$0` is this process's id. The check closes the gap between
+/// the fork and the moment the kernel was asked, in which this process may have died unnoticed.
+const IF_PARENT_LIVES: &str = r#"[ "$PPID" = "$0" ] && exec "$@""#;
+
+static PARENT: LazyLock<u32> = LazyLock::new(parent_id);
+static STARTER: OnceLock<mpsc::Sender<Start>> = OnceLock::new();
+
+struct Start {
+    command: Command,
+    reply: mpsc::SyncSender<io::Result<std::process::Child>>,
+}
+
+/// A program to start, in the manner of [`std::process::Command`].
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    command: Command,
+}
+
+impl Program {
+    /// `program` is a path, or a name that is looked up in the child's `PATH`.
+    pub fn new(program: impl AsRef<OsStr>) -> Self {
+        let program = program.as_ref();
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--pdeathsig", "KILL", "--", "/bin/sh", "-c", IF_PARENT_LIVES])
+            .arg(std::process::id().to_string())
+            .arg(program)
+            .process_group(0); // a Ctrl-C is for the parent to act on
+        let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
+        Self { name, command }
+    }
+
+    /// Adds one argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.command.arg(arg);
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    /// Sets an environment variable; the others are this process's own.
+    #[must_use]
+    pub fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(key, value);
+        self
+    }
+
+    /// Removes an environment variable.
+    #[must_use]
+    pub fn env_remove(mut self, key: impl AsRef<OsStr>) -> Self {
+        self.command.env_remove(key);
+        self
+    }
+
+    /// Sets the working folder.
+    #[must_use]
+    pub fn current_dir(mut self, folder: impl AsRef<Path>) -> Self {
+        self.command.current_dir(folder);
+        self
+    }
+
+    /// Starts it. Standard output and error are appended to the file `log`; standard input is empty.
+    /// A program that cannot be executed is a child that ends at once with code 126 or 127, and says why in its log.
+    ///
+    /// # Errors
+    /// The log cannot be opened, or there is no `setpriv`.
+    pub fn spawn(mut self, log: impl Into<PathBuf>) -> anyhow::Result<Child> {
+        let log = log.into();
+        let output =
+            File::options().create(true).append(true).open(&log).with_context(|| format!("opening {}", log.display()))?;
+        self.command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let inner =
+            start(self.command).with_context(|| format!("starting {} (through util-linux's setpriv)", self.name))?;
+        Ok(Child { name: self.name, log, inner })
+    }
+}
+
+/// Has the lasting thread start `command`.
+fn start(command: Command) -> io::Result<std::process::Child> {
+    let starter = STARTER.get_or_init(|| {
+        let (sender, starts) = mpsc::channel();
+        LazyLock::force(&PARENT);
+        // Should the thread not start, its end of the channel is dropped, and that is told below.
+        let _ = thread::Builder::new().name("starter".into()).spawn(move || serve(&starts));
+        sender
+    });
+    let (reply, answer) = mpsc::sync_channel(1);
+    starter.send(Start { command, reply }).map_err(io::Error::other)?;
+    answer.recv().map_err(io::Error::other)?
+}
+
+fn serve(starts: &mpsc::Receiver<Start>) {
+    let mut orphaned_at: Option<Instant> = None;
+    loop {
+        if let Ok(Start { mut command, reply }) = starts.recv_timeout(LOOK_EVERY * 10) {
+            // Nobody takes the answer: the child is dropped, and as its caller is gone, so is its use.
+            if let Err(mpsc::SendError(Ok(mut child))) = reply.send(command.spawn()) {
+                let _ = child.kill().and_then(|()| child.wait());
+            }
+        }
+        if parent_id() != *PARENT && orphaned_at.get_or_insert_with(Instant::now).elapsed() > GRACE {
+            eprintln!("testbed: the parent process ended, so this one ends too");
+            std::process::exit(1);
+        }
+    }
+}
+
+/// Ends when this process's parent has ended (call it early: who the parent is, is looked up at the first call).
+/// 5 s later a process that has started any child exits by itself.
+pub async fn parent_ended() {
+    let parent = *PARENT;
+    while parent_id() == parent {
+        tokio::time::sleep(LOOK_EVERY * 10).await;
+    }
+}
+
+/// A running child, in a process group of its own. Dropping it kills the group with SIGKILL.
+#[derive(Debug)]
+pub struct Child {
+    name: String,
+    log: PathBuf,
+    inner: std::process::Child,
+}
+
+impl Child {
+    /// The program's file name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The process id of the program itself.
+    pub fn id(&self) -> u32 {
+        self.inner.id()
+    }
+
+    /// The file that holds its standard output and error.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// What its log holds so far.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn log_text(&self) -> io::Result<String> {
+        std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// How it ended, if it did.
+    ///
+    /// # Errors
+    /// As [`std::process::Child::try_wait`].
+    pub fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.inner.try_wait()
+    }
+
+    /// SIGKILL to its whole group; returns once it is dead. Nothing happens when it ended before.
+    ///
+    /// # Errors
+    /// The signal cannot be sent.
+    pub fn kill(&mut self) -> io::Result<ExitStatus> {
+        if let Some(status) = self.ended()? {
+            return Ok(status);
+        }
+        kill_process_group(self.pid()?, Signal::KILL)?;
+        self.inner.wait()
+    }
+
+    /// SIGTERM: asks it to end.
+    ///
+    /// # Errors
+    /// It has ended already.
+    pub fn terminate(&mut self) -> io::Result<()> {
+        self.signal(Signal::TERM)
+    }
+
+    /// SIGSTOP: it stands still until [`Child::thaw`].
+    ///
+    /// # Errors
+    /// It has ended already.
+    pub fn freeze(&mut self) -> io::Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// SIGCONT: it goes on after [`Child::freeze`].
+    ///
+    /// # Errors
+    /// It has ended already.
+    pub fn thaw(&mut self) -> io::Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Waits until it has ended by itself.
+    ///
+    /// # Errors
+    /// It has not ended within `deadline`; the last lines of its log are in the error.
+    pub async fn wait(&mut self, deadline: Duration) -> anyhow::Result<ExitStatus> {
+        let until = Instant::now() + deadline;
+        loop {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            if Instant::now() > until {
+                bail!("{} has not ended within {deadline:?}\n{}", self.name, self.log_tail());
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// # Errors
+    /// It has ended; how, and the last lines of its log, are in the error.
+    pub fn check_running(&mut self) -> anyhow::Result<()> {
+        match self.ended()? {
+            None => Ok(()),
+            Some(status) => bail!("{} has ended ({status})\n{}", self.name, self.log_tail()),
+        }
+    }
+
+    /// The last lines of its log, for an error message.
+    pub fn log_tail(&self) -> String {
+        let text = self.log_text().unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(15)..].join("\n")
+    }
+
+    fn signal(&mut self, signal: Signal) -> io::Result<()> {
+        // An ended child's id may by now be somebody else's.
+        if self.ended()?.is_some() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} has ended", self.name)));
+        }
+        Ok(kill_process(self.pid()?, signal)?)
+    }
+
+    fn pid(&self) -> io::Result<Pid> {
+        i32::try_from(self.inner.id())
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or_else(|| io::Error::other("a process id out of range"))
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // A failure to kill can only mean that it is gone.
+        let _ = self.kill();
+    }
+}
+
+/// A folder of this process's own that is removed when it is dropped, and also when this process is killed.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    janitor: std::process::Child,
+}
+
+impl Folder {
+    /// Makes an empty folder under the system's temporary folder, readable by this user only.
+    ///
+    /// # Errors
+    /// The folder cannot be made.
+    pub fn new() -> anyhow::Result<Self> {
+        let path = tempfile::Builder::new().prefix("quartermaster-").tempdir()?.keep();
+        // Its standard input ends when this process does. Servers that are dying at that moment may still be writing.
+        let janitor = Command::new("/bin/sh")
+            .args(["-c", r#"read -r _; for _ in 1 2 3 4 5 6 7 8 9 10; do rm -rf -- "$0" && exit; sleep 0.2; done"#])
+            .arg(&path)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self { path, janitor })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // `wait` closes the janitor's standard input first.
+        let _ = self.janitor.wait();
+    }
+}
