@@ -48,6 +48,9 @@ const STATUS_OF_TRACKED_FIELDS: Right =
 const SECRETS: Right = Right { group: "", resources: &["secrets"], verbs: &["get"] };
 const EVENTS: Right = Right { group: "events.k8s.io", resources: &["events"], verbs: &["create", "patch"] };
 
+/// Reads the CRDs themselves: which are there, and whether they are ours. For these the rights are by name.
+pub const CRD_VERBS: &[&str] = READ;
+
 /// What leader election needs, in the operator's own namespace.
 pub const LEADER_RIGHTS: &[Right] =
     &[Right { group: "coordination.k8s.io", resources: &["leases"], verbs: &["create", "get", "update"] }];
