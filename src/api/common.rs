@@ -2,6 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::KubeSchema;
+use kube::core::Rule;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -21,9 +22,52 @@ pub const SHARED: &str = "quartermaster.dev/shared";
 #[serde(rename_all = "camelCase")]
 pub struct SecretKey {
     /// Name of the Secret.
+    #[schemars(length(max = 253))]
+    #[x_kube(validation = SECRET_NAME)]
     pub secret_name: String,
     /// Key within the Secret's data.
+    #[schemars(length(max = 253))]
+    #[x_kube(validation = (
+        "self.matches('^[-._a-zA-Z0-9]+$')",
+        "write a key of the Secret's data: letters, digits, '-', '_' and '.', such as token",
+    ))]
     pub key: String,
+}
+
+/// A CEL rule and its message: the name of a Secret.
+pub const SECRET_NAME: (&str, &str) = (
+    "!format.dns1123Subdomain().validate(self).hasValue()",
+    "write the name of a Secret: lower-case letters, digits, '-' and '.', such as telegram-cp-token",
+);
+
+/// A CEL rule over several fields of one object, given as paths from it (`webhookSpec.url`). It binds on create and when
+/// one of them changes: an object that was stored before the rule existed can still be suspended, labelled and deleted.
+///
+/// Written with `has()`: CEL's `?.` hides the fields' bounds from the apiserver, which then refuses the rule as too costly.
+pub fn rule_over(fields: &[&str], rule: &str, message: &str) -> Rule {
+    let unchanged: Vec<_> = fields
+        .iter()
+        .map(|field| {
+            let (new, old) = (present("self", field), present("oldSelf.value()", field));
+            let field = escaped(field);
+            format!("({new}) == ({old}) && (!({new}) || self.{field} == oldSelf.value().{field})")
+        })
+        .collect();
+    Rule::new(format!("(oldSelf.hasValue() && {}) || ({rule})", unchanged.join(" && ")))
+        .message(message)
+        .optional_old_self(true)
+}
+
+/// CEL for "the field at this path is there".
+fn present(object: &str, path: &str) -> String {
+    let path = escaped(path);
+    let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
+    ends.map(|end| format!("has({object}.{})", &path[..end])).collect::<Vec<_>>().join(" && ")
+}
+
+/// `namespace` is a reserved word of CEL; Kubernetes spells such a field with underscores.
+fn escaped(path: &str) -> String {
+    path.replace("namespace", "__namespace__")
 }
 
 /// Conditions, one of each type (<https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md#typical-status-properties>).

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use super::common::{Conditions, SecretKey, conditions_schema};
+use super::common::{Conditions, SECRET_NAME, SecretKey, conditions_schema, rule_over};
 
 /// The `type` of a contact point that is a Telegram chat.
 pub const TELEGRAM: &str = "Telegram";
@@ -19,12 +20,16 @@ pub const WEBHOOK: &str = "Webhook";
     group = "tg.azamaton.ru",
     version = "v1",
     kind = "ContactPoint",
+    doc = "A place that messages are sent to: a Telegram chat or a webhook.",
     plural = "contactpoints",
     shortname = "cp",
     category = "quartermaster",
     namespaced,
     status = "ContactPointStatus",
     derive = "PartialEq",
+    derive = "Default",
+    // The original CRD let a ContactPoint without a spec in. One that cannot be read would stop the watch of all.
+    attr = "cfg_attr(all(), serde(default))",
     printcolumn(name = "Type", type_ = "string", json_path = ".spec.type"),
     printcolumn(name = "Ready", type_ = "boolean", json_path = ".status.ready"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
@@ -37,9 +42,21 @@ pub const WEBHOOK: &str = "Webhook";
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["type"]))]
+#[x_kube(
+    validation = telegram_needs_chat(),
+    validation = telegram_needs_token(),
+    validation = webhook_needs_url(),
+    validation = telegram_takes_no_webhook(),
+    validation = webhook_takes_no_chat(),
+    validation = token_needs_header(),
+    validation = header_needs_token(),
+)]
 pub struct ContactPointSpec {
     /// `Telegram` or `Webhook`.
     #[serde(default, rename = "type")]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = ("self in ['Telegram', 'Webhook']", "write type: Telegram or type: Webhook"))]
     pub type_: String,
     /// The bot token (Telegram), or the value of header `webhookSpec.headerName` (Webhook).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,9 +78,15 @@ pub struct ContactPointSpec {
 pub struct TelegramSpec {
     /// Unique identifier of the chat (int64; a supergroup's starts with -100), or `@channel`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = (
+        "type(self) == int || self.matches('^@[A-Za-z0-9_]{5,32}$')",
+        "write the chat's number without quotes, such as -1001234567890, or a public name in quotes, such as '@channel' \
+         (5 to 32 letters, digits and '_')",
+    ))]
     pub chat_id: Option<ChatId>,
     /// The topic of a forum supergroup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
     pub message_thread_id: Option<i64>,
     /// Sends without a sound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -73,30 +96,83 @@ pub struct TelegramSpec {
 /// An HTTP endpoint that takes a POST for each message.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = (
+        "!has(self.urlFrom) || !has(self.url) || self.url == ''",
+        "give url or urlFrom, not both: remove one of them",
+    ),
+    validation = (
+        "!has(self.contentType) || has(self.body)",
+        "contentType is that of body: add body, or remove contentType",
+    ),
+    validation = (
+        "!has(self.headerName) || !has(self.headers) \
+         || !self.headers.exists(name, name.lowerAscii() == self.headerName.lowerAscii())",
+        "headers repeats headerName: remove it from headers, its value comes from apiToken",
+    ),
+)]
 pub struct WebhookSpec {
     /// Where to POST: http or https, without credentials in it. Give this or `urlFrom`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 2048))]
+    #[x_kube(
+        validation = (
+            r"self == '' || self.matches(r'^(?i)https?://([^/?#]*@)?([^\s/?#@:\\%<>^|\[\]]+|\[[0-9a-f:.]+\])(:([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]))?([/?#][^\x00-\x20\x7f\\]*)?$')",
+            "write a whole http or https URL, such as https://hooks.example.com/in",
+        ),
+        validation = (
+            "!self.matches('^[^/?#]*//[^/?#]*@')",
+            "take the credentials out of the URL: put a token into a Secret and name it in apiToken with headerName, or put \
+             the whole URL into a Secret and name it in urlFrom",
+        ),
+        validation = ("!self.contains('#')", "remove the fragment: what follows # is never sent"),
+    )]
     pub url: String,
     /// Where to POST, when the URL itself is the secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url_from: Option<SecretKey>,
     /// The header that carries `apiToken`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 128))]
+    #[x_kube(
+        validation = header_rule(&format!("self == '' || self.{TOKEN}"), NOT_A_TOKEN),
+        validation = header_rule(&format!("!self.{RESERVED}"), IS_RESERVED),
+    )]
     pub header_name: String,
     /// Further headers, sent as they stand. Not for secrets: anybody who may read this object reads them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32, "additionalProperties" = { "type": "string", "maxLength": 2048 }))]
+    #[x_kube(
+        validation = header_rule(&format!("self.all(name, size(name) <= 128 && name.{TOKEN})"), NOT_A_TOKEN),
+        validation = header_rule(&format!("!self.exists(name, name.{RESERVED})"), IS_RESERVED),
+        validation = (
+            "self.all(name, self.exists_one(other, other.lowerAscii() == name.lowerAscii()))",
+            "the same header stands there twice, in capitals and small letters: remove one",
+        ),
+        validation = (
+            r"self.all(name, self[name].matches(r'^[\t\x20-\x7e]*$'))",
+            "write header values in printable ASCII on one line",
+        ),
+    )]
     pub headers: BTreeMap<String, String>,
     /// A Jinja template of the body, in place of the CloudEvent's JSON data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 8192))]
     pub body: Option<String>,
     /// Content-Type of `body`; `application/json` unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    #[x_kube(validation = (
+        r#"self.matches(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+( *;[\x20-\x7e]*)?$")"#,
+        "write a media type, such as text/plain; charset=utf-8",
+    ))]
     pub content_type: Option<String>,
     /// Signs each request as Standard Webhooks has it (HMAC-SHA256), with this key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signing_key: Option<SecretKey>,
     /// Seconds that one attempt may take, 1 to 30; 10 unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 30))]
     pub timeout_seconds: Option<i64>,
     /// TLS to this endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -109,6 +185,8 @@ pub struct WebhookSpec {
 pub struct WebhookTls {
     /// A Secret with `ca.crt` (trusted in place of the system's authorities), or `tls.crt` and `tls.key` (shown to the
     /// endpoint), or all three.
+    #[schemars(length(max = 253))]
+    #[x_kube(validation = SECRET_NAME)]
     pub secret_name: String,
 }
 
@@ -129,7 +207,7 @@ impl JsonSchema for ChatId {
 
     /// k8s-openapi's `IntOrString` holds 32 bits, which a supergroup's number does not fit.
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        schemars::json_schema!({ "x-kubernetes-int-or-string": true })
+        schemars::json_schema!({ "x-kubernetes-int-or-string": true, "maxLength": 33 })
     }
 }
 
@@ -167,4 +245,84 @@ pub struct Tested {
     /// UID and resourceVersion of each Secret that was read, as `UID/RESOURCEVERSION`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<String>,
+}
+
+/// A header's name: a token (RFC 9110, section 5.6.2).
+const TOKEN: &str = r#"matches(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")"#;
+const NOT_A_TOKEN: &str =
+    "write a header's name: letters, digits and !#$%&'*+-.^_`|~, at most 128, such as X-Api-Token";
+/// Headers of one connection (RFC 9110, section 7.6.1), of HTTP's own framing, and those that say what the message is.
+const RESERVED: &str = "matches('(?i)^(connection|keep-alive|te|trailer|transfer-encoding|upgrade|http2-settings|host\
+    |content-length|content-type|content-encoding|expect|user-agent|idempotency-key|proxy-.*|ce-.*|webhook-.*)$')";
+const IS_RESERVED: &str = "HTTP itself or Quartermaster sets this header (Host, Connection, Content-*, Transfer-Encoding, \
+    Proxy-*, ce-*, webhook-*, Idempotency-Key, User-Agent and the like): take another one; a body's type goes into contentType";
+
+fn header_rule(rule: &str, message: &str) -> Rule {
+    Rule::new(rule).message(message)
+}
+
+/// A zero chat, and an empty string, are what Go clients write for a field that is not set: they count as absent.
+fn telegram_needs_chat() -> Rule {
+    rule_over(
+        &["type", "telegramSpec.chatId"],
+        "self.type != 'Telegram' || (has(self.telegramSpec) && has(self.telegramSpec.chatId) && self.telegramSpec.chatId != 0)",
+        "type: Telegram needs a chat: add telegramSpec: {chatId: NUMBER}, or chatId: '@channel'",
+    )
+}
+
+fn telegram_needs_token() -> Rule {
+    rule_over(
+        &["type", "apiToken"],
+        "self.type != 'Telegram' || has(self.apiToken)",
+        "type: Telegram needs the bot's token: add apiToken: {secretName: NAME, key: KEY}, naming a Secret that holds it",
+    )
+}
+
+fn webhook_needs_url() -> Rule {
+    rule_over(
+        &["type", "webhookSpec.url", "webhookSpec.urlFrom"],
+        "self.type != 'Webhook' || (has(self.webhookSpec) \
+         && (has(self.webhookSpec.urlFrom) || (has(self.webhookSpec.url) && self.webhookSpec.url != '')))",
+        "type: Webhook needs an endpoint: add webhookSpec: {url: https://...}, or webhookSpec: {urlFrom: {secretName: NAME, \
+         key: KEY}} when the URL is itself a secret",
+    )
+}
+
+fn telegram_takes_no_webhook() -> Rule {
+    rule_over(
+        &["type", "webhookSpec"],
+        "self.type != 'Telegram' || !has(self.webhookSpec) || ((!has(self.webhookSpec.url) || self.webhookSpec.url == '') \
+         && (!has(self.webhookSpec.headerName) || self.webhookSpec.headerName == '') && (!has(self.webhookSpec.headers) || self.webhookSpec.headers.size() == 0) \
+         && !has(self.webhookSpec.urlFrom) && !has(self.webhookSpec.body) && !has(self.webhookSpec.contentType) \
+         && !has(self.webhookSpec.signingKey) && !has(self.webhookSpec.timeoutSeconds) && !has(self.webhookSpec.tls))",
+        "type: Telegram takes no webhookSpec: remove it, or write type: Webhook",
+    )
+}
+
+fn webhook_takes_no_chat() -> Rule {
+    rule_over(
+        &["type", "telegramSpec"],
+        "self.type != 'Webhook' || !has(self.telegramSpec) || ((!has(self.telegramSpec.chatId) || self.telegramSpec.chatId == 0) \
+         && !has(self.telegramSpec.messageThreadId) && !has(self.telegramSpec.disableNotification))",
+        "type: Webhook takes no telegramSpec: remove it, or write type: Telegram",
+    )
+}
+
+fn token_needs_header() -> Rule {
+    rule_over(
+        &["type", "apiToken", "webhookSpec.headerName"],
+        "self.type != 'Webhook' || !has(self.apiToken) || (has(self.webhookSpec) \
+         && has(self.webhookSpec.headerName) && self.webhookSpec.headerName != '')",
+        "apiToken is sent in a header: add webhookSpec.headerName, such as X-Api-Token, or remove apiToken",
+    )
+}
+
+fn header_needs_token() -> Rule {
+    rule_over(
+        &["type", "apiToken", "webhookSpec.headerName"],
+        "self.type != 'Webhook' || has(self.apiToken) || !has(self.webhookSpec) \
+         || !has(self.webhookSpec.headerName) || self.webhookSpec.headerName == ''",
+        "webhookSpec.headerName carries apiToken: add apiToken: {secretName: NAME, key: KEY}, or remove headerName (a header \
+         that is no secret goes into webhookSpec.headers)",
+    )
 }

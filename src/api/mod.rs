@@ -5,6 +5,7 @@
 
 pub mod common;
 pub mod contact_point;
+pub mod schema;
 pub mod tracked_field;
 
 pub use contact_point::ContactPoint;

@@ -3,9 +3,12 @@
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use super::common::rule_over;
 
 /// Tells a contact point when one field of one resource changes.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -13,6 +16,7 @@ use serde::{Deserialize, Serialize};
     group = "tg.azamaton.ru",
     version = "v1",
     kind = "TrackedField",
+    doc = "Tells a contact point when one field of one resource changes.",
     plural = "trackedfields",
     shortname = "tf",
     category = "quartermaster",
@@ -28,21 +32,43 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["contactPoint", "field", "target"]))]
 pub struct TrackedFieldSpec {
     /// The resource whose field is tracked.
     #[serde(default)]
     pub target: Target,
     /// Name of the `ContactPoint`, in this object's namespace.
     #[serde(default)]
+    #[schemars(length(max = 253))]
+    #[x_kube(validation = (
+        "!format.dns1123Subdomain().validate(self).hasValue()",
+        "write the name of a ContactPoint of this namespace, without a namespace: lower-case letters, digits, '-' and '.'",
+    ))]
     pub contact_point: String,
     /// `replicas`, `image`, `image:CONTAINER`, `targetPort`, `targetPort:PORT`, or a JSONPath in braces.
     #[serde(default)]
+    #[schemars(length(max = 1024))]
+    #[x_kube(
+        validation = (
+            r"self in ['replicas', 'image', 'targetPort']
+  || self.matches('^(image|targetPort):[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$') || self.matches(r'^\{.+\}$')",
+            "write replicas, image, image:CONTAINER, targetPort, targetPort:PORT, or a JSONPath in braces, such as \
+             {.spec.template.spec.containers[0].resources.limits.memory}",
+        ),
+        validation = (
+            r"!self.matches(r'^\{\s*range\b')",
+            "write one JSONPath without range, such as {.spec.template.spec.containers[*].image}: several matches are told \
+             as one list",
+        ),
+    )]
     pub field: String,
     /// A Jinja template of the message, in place of the default one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 8192))]
     pub template: Option<String>,
     /// How many delivered entries the history keeps, 1 to 200; 50 unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 200))]
     pub history_limit: Option<i64>,
     /// While true changes are recorded but not sent; that time does not count towards their 24 hours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,22 +78,96 @@ pub struct TrackedFieldSpec {
 /// A resource, by kind, namespace and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["kind", "name"]))]
+#[x_kube(
+    validation = other_kinds_need_a_resource(),
+    validation = resource_needs_a_version(),
+    validation = kind_needs_a_namespace(),
+    validation = name_of_a_kind(),
+    validation = (
+        "!has(self.resource) || !(self.resource in ['secret', 'secrets']) || (has(self.apiVersion) && self.apiVersion.contains('/'))",
+        SECRETS_ARE_NOT_TRACKED,
+    ),
+)]
 pub struct Target {
     /// Deployment, StatefulSet or Service; any other kind together with `apiVersion` and `resource`.
     #[serde(default)]
+    #[schemars(length(max = 63))]
+    #[x_kube(
+        validation = ("self.matches('^[A-Za-z][A-Za-z0-9]*$')", "write a kind: Deployment, StatefulSet, Service, or another"),
+        validation = ("!(self.lowerAscii() in ['secret', 'secrets'])", SECRETS_ARE_NOT_TRACKED),
+    )]
     pub kind: String,
     /// Its namespace; empty for a cluster-scoped kind.
     #[serde(default)]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = (
+        "self == '' || !format.dns1123Label().validate(self).hasValue()",
+        "write the name of a namespace: lower-case letters, digits and '-'",
+    ))]
     pub namespace: String,
     /// Its name.
     #[serde(default)]
+    #[schemars(length(max = 253))]
+    #[x_kube(validation = (
+        r"self.matches(r'^[^/%\s]+$') && !(self in ['.', '..'])",
+        "write the name of one resource, without '/', '%' and spaces",
+    ))]
     pub name: String,
     /// Group and version of another kind, such as `batch/v1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 317))]
+    #[x_kube(validation = (
+        r"self.matches(r'^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "write group and version, such as batch/v1, or v1 alone for the core group",
+    ))]
     pub api_version: Option<String>,
     /// Plural name of another kind, such as `cronjobs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = (
+        "self.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "write the plural name that kubectl api-resources prints, in small letters, such as cronjobs",
+    ))]
     pub resource: Option<String>,
+}
+
+const SECRETS_ARE_NOT_TRACKED: &str =
+    "a Secret is never tracked, its content would leave the cluster in messages: track another kind";
+
+fn other_kinds_need_a_resource() -> Rule {
+    rule_over(
+        &["kind", "apiVersion", "resource"],
+        "self.kind in ['Deployment', 'StatefulSet', 'Service'] || (has(self.apiVersion) && has(self.resource))",
+        "a kind other than Deployment, StatefulSet and Service (so spelled) needs apiVersion and resource beside it, such as \
+         apiVersion: batch/v1 and resource: cronjobs for kind: CronJob",
+    )
+}
+
+fn resource_needs_a_version() -> Rule {
+    rule_over(
+        &["apiVersion", "resource"],
+        "has(self.apiVersion) == has(self.resource)",
+        "apiVersion and resource go together: add the other one, or remove both for a Deployment, StatefulSet or Service",
+    )
+}
+
+fn kind_needs_a_namespace() -> Rule {
+    rule_over(
+        &["kind", "namespace", "apiVersion"],
+        "has(self.apiVersion) || !(self.kind in ['Deployment', 'StatefulSet', 'Service']) \
+         || (has(self.__namespace__) && self.__namespace__ != '')",
+        "add namespace: the one that the Deployment, StatefulSet or Service is in",
+    )
+}
+
+/// Other kinds may have names that are no DNS names, such as `system:node`.
+fn name_of_a_kind() -> Rule {
+    rule_over(
+        &["kind", "name", "apiVersion"],
+        "has(self.apiVersion) || !format.dns1123Subdomain().validate(self.name).hasValue()",
+        "write the resource's name as kubectl prints it: lower-case letters, digits, '-' and '.'",
+    )
 }
 
 /// The status of a `TrackedField`: its history, oldest first. Entries that are `Pending` are its outbox.
@@ -133,14 +233,17 @@ impl Entry {
 }
 
 /// What happened to the resource.
+///
+/// The original CRD took any word here; one that nobody knows is read as an update, so that it does not stop the watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Action {
     /// The resource, or this history of it, is new.
     Created,
-    /// The field has another value.
-    Updated,
     /// The resource is gone.
     Deleted,
+    /// The field has another value.
+    #[serde(other)]
+    Updated,
 }
 
 impl Action {

@@ -1,0 +1,164 @@
+//! Rights: the operator's own, what it may track, and the roles for people, kind by kind.
+//!
+//! Names are without the prefix that `config/default` adds, and the namespace is the one that it replaces, as
+//! kubebuilder's users know them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding};
+use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use serde_json::Value;
+
+use crate::registry::{AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, Kind, LEADER_RIGHTS, Right, TARGET_RIGHTS};
+
+const SERVICE_ACCOUNT: &str = "controller-manager";
+const NAMESPACE: &str = "system";
+
+/// All objects, each with the name of its file.
+pub fn objects() -> Vec<(String, Value)> {
+    let mut objects = vec![
+        file("service_account", &service_account()),
+        file("role", &manager()),
+        file("role_binding", &cluster_binding("manager-rolebinding", "manager-role")),
+        file("leader_election_role", &leader_election()),
+        file("leader_election_role_binding", &leader_election_binding()),
+        file("tracker_role", &tracker()),
+        file("tracker_role_binding", &cluster_binding("tracker-rolebinding", "tracker-role")),
+        file("tracker_targets_role", &tracker_targets()),
+    ];
+    for kind in KINDS {
+        objects.extend(
+            [("viewer", VIEWER), ("editor", EDITOR), ("admin", ADMIN)]
+                .map(|(who, verbs)| file(&format!("{}_{who}_role", kind.controller), &people(kind, who, verbs))),
+        );
+    }
+    objects
+}
+
+/// Everything that the operator's controllers need in all namespaces; equal rights of several kinds once.
+fn manager() -> ClusterRole {
+    let mut verbs = BTreeMap::<(&str, &str), Vec<&str>>::new();
+    for right in KINDS.iter().flat_map(|kind| kind.rights) {
+        for resource in right.resources {
+            verbs.entry((right.group, resource)).or_default().extend(right.verbs);
+        }
+    }
+    let mut rules: Vec<_> = verbs
+        .into_iter()
+        .map(|((group, resource), mut verbs)| {
+            verbs.sort_unstable();
+            verbs.dedup();
+            rule(group, &[resource], &verbs)
+        })
+        .collect();
+    rules.push(PolicyRule {
+        resource_names: Some(KINDS.iter().map(Kind::crd_name).collect()),
+        ..rule("apiextensions.k8s.io", &["customresourcedefinitions"], CRD_VERBS)
+    });
+    ClusterRole { metadata: meta("manager-role"), rules: Some(rules), aggregation_rule: None }
+}
+
+fn leader_election() -> Role {
+    Role { metadata: namespaced("leader-election-role"), rules: Some(LEADER_RIGHTS.iter().map(policy).collect()) }
+}
+
+/// What the operator may track: nothing by itself, all of what carries the label. The controller-manager fills it.
+fn tracker() -> ClusterRole {
+    let selector = LabelSelector { match_labels: Some(labels([(AGGREGATE_TO_TRACKER, "true")])), ..Default::default() };
+    ClusterRole {
+        metadata: meta("tracker-role"),
+        aggregation_rule: Some(AggregationRule { cluster_role_selectors: Some(vec![selector]) }),
+        rules: None, // an apply that names them would empty them for a moment
+    }
+}
+
+fn tracker_targets() -> ClusterRole {
+    let mut metadata = meta("tracker-targets-role");
+    metadata.labels.get_or_insert_default().extend(labels([(AGGREGATE_TO_TRACKER, "true")]));
+    ClusterRole { metadata, rules: Some(TARGET_RIGHTS.iter().map(policy).collect()), aggregation_rule: None }
+}
+
+const VIEWER: &[&str] = &["get", "list", "watch"];
+const EDITOR: &[&str] = &["create", "delete", "get", "list", "patch", "update", "watch"];
+const ADMIN: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+
+/// For people. Only the viewer role joins the cluster's own `view`: who may edit objects in one namespace is not by that
+/// allowed to read fields of another one through a `TrackedField`.
+fn people(kind: &Kind, who: &str, verbs: &[&str]) -> ClusterRole {
+    let resource = kind.resource();
+    let mut metadata = meta(&format!("{}-{who}-role", kind.controller));
+    if who == "viewer" {
+        let view = labels([("rbac.authorization.k8s.io/aggregate-to-view", "true")]);
+        metadata.labels.get_or_insert_default().extend(view);
+    }
+    let status = format!("{}/status", resource.plural);
+    let rules = vec![rule(&resource.group, &[&resource.plural], verbs), rule(&resource.group, &[&status], &["get"])];
+    ClusterRole { metadata, rules: Some(rules), aggregation_rule: None }
+}
+
+fn service_account() -> ServiceAccount {
+    ServiceAccount { metadata: namespaced(SERVICE_ACCOUNT), ..Default::default() }
+}
+
+fn cluster_binding(name: &str, role: &str) -> ClusterRoleBinding {
+    ClusterRoleBinding {
+        metadata: meta(name),
+        role_ref: role_ref("ClusterRole", role),
+        subjects: Some(vec![operator()]),
+    }
+}
+
+fn leader_election_binding() -> RoleBinding {
+    RoleBinding {
+        metadata: namespaced("leader-election-rolebinding"),
+        role_ref: role_ref("Role", "leader-election-role"),
+        subjects: Some(vec![operator()]),
+    }
+}
+
+fn operator() -> Subject {
+    Subject {
+        kind: "ServiceAccount".into(),
+        name: SERVICE_ACCOUNT.into(),
+        namespace: Some(NAMESPACE.into()),
+        ..Default::default()
+    }
+}
+
+fn role_ref(kind: &str, name: &str) -> RoleRef {
+    RoleRef { api_group: "rbac.authorization.k8s.io".into(), kind: kind.into(), name: name.into() }
+}
+
+fn policy(right: &Right) -> PolicyRule {
+    rule(right.group, right.resources, right.verbs)
+}
+
+fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
+    let owned = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
+    PolicyRule {
+        api_groups: Some(vec![group.into()]),
+        resources: Some(owned(resources)),
+        verbs: owned(verbs),
+        ..Default::default()
+    }
+}
+
+fn meta(name: &str) -> ObjectMeta {
+    let labels = labels([("app.kubernetes.io/name", "quartermaster"), ("app.kubernetes.io/managed-by", "kustomize")]);
+    ObjectMeta { name: Some(name.into()), labels: Some(labels), ..Default::default() }
+}
+
+fn namespaced(name: &str) -> ObjectMeta {
+    ObjectMeta { namespace: Some(NAMESPACE.into()), ..meta(name) }
+}
+
+fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
+    pairs.map(|(key, value)| (key.into(), value.into())).into()
+}
+
+fn file(name: &str, object: &impl serde::Serialize) -> (String, Value) {
+    // Plain structs with string keys: this cannot fail.
+    (name.into(), serde_json::to_value(object).unwrap_or_default())
+}

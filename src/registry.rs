@@ -1,0 +1,99 @@
+//! THE list of kinds: CRDs, rights, readiness, metrics and the documentation's tables derive from it.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+use kube::core::ApiResource;
+
+use crate::api::common::SCHEMA;
+use crate::api::{ContactPoint, TrackedField, schema};
+
+/// What the operator may do: these verbs on these resources of one API group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Right {
+    /// The API group; empty for the core group.
+    pub group: &'static str,
+    /// The resources, subresources as `pods/log`.
+    pub resources: &'static [&'static str],
+    /// The verbs.
+    pub verbs: &'static [&'static str],
+}
+
+/// One kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// Its controller's name: in logs, metrics and `--controllers`; the kind's singular.
+    pub controller: &'static str,
+    /// What its controller needs.
+    pub rights: &'static [Right],
+    crd: fn() -> CustomResourceDefinition,
+    resource: fn() -> ApiResource,
+}
+
+/// All kinds.
+pub const KINDS: &[Kind] = &[
+    Kind::of::<ContactPoint>("contactpoint", &[READ_OF_CONTACT_POINTS, STATUS_OF_CONTACT_POINTS, SECRETS, EVENTS]),
+    Kind::of::<TrackedField>("trackedfield", &[WAITING_OF_TRACKED_FIELDS, STATUS_OF_TRACKED_FIELDS, EVENTS]),
+];
+
+const READ: &[&str] = &["get", "list", "watch"];
+const TG: &str = "tg.azamaton.ru";
+const READ_OF_CONTACT_POINTS: Right = Right { group: TG, resources: &["contactpoints"], verbs: READ };
+const STATUS_OF_CONTACT_POINTS: Right = Right { group: TG, resources: &["contactpoints/status"], verbs: &["patch"] };
+/// `patch`: the annotation that says why one waits.
+const WAITING_OF_TRACKED_FIELDS: Right =
+    Right { group: TG, resources: &["trackedfields"], verbs: &["get", "list", "patch", "watch"] };
+const STATUS_OF_TRACKED_FIELDS: Right =
+    Right { group: TG, resources: &["trackedfields/status"], verbs: &["patch", "update"] };
+/// By name only, never listed.
+const SECRETS: Right = Right { group: "", resources: &["secrets"], verbs: &["get"] };
+const EVENTS: Right = Right { group: "events.k8s.io", resources: &["events"], verbs: &["create", "patch"] };
+
+/// Reads the CRDs themselves: which are there, and whether they are ours. For these the rights are by name.
+pub const CRD_VERBS: &[&str] = READ;
+
+/// What leader election needs, in the operator's own namespace.
+pub const LEADER_RIGHTS: &[Right] =
+    &[Right { group: "coordination.k8s.io", resources: &["leases"], verbs: &["create", "get", "update"] }];
+
+/// The targets that a `TrackedField` may name without `apiVersion`. Other kinds are granted by any `ClusterRole` with
+/// [`AGGREGATE_TO_TRACKER`].
+pub const TARGET_RIGHTS: &[Right] = &[
+    Right { group: "", resources: &["services"], verbs: READ },
+    Right { group: "apps", resources: &["deployments", "statefulsets"], verbs: READ },
+];
+
+/// Label of a `ClusterRole`: `"true"` adds its rules to what the operator may track.
+pub const AGGREGATE_TO_TRACKER: &str = "quartermaster.dev/aggregate-to-tracker";
+
+impl Kind {
+    const fn of<K: CustomResourceExt>(controller: &'static str, rights: &'static [Right]) -> Self {
+        Self { controller, rights, crd: K::crd, resource: K::api_resource }
+    }
+
+    /// Its CRD, as it is installed.
+    pub fn crd(&self) -> CustomResourceDefinition {
+        schema::finish((self.crd)())
+    }
+
+    /// Its group, version, kind and plural.
+    pub fn resource(&self) -> ApiResource {
+        (self.resource)()
+    }
+
+    /// The name of its CRD, `PLURAL.GROUP`.
+    pub fn crd_name(&self) -> String {
+        let resource = self.resource();
+        format!("{}.{}", resource.plural, resource.group)
+    }
+}
+
+/// The CRDs of all kinds, as they are installed.
+pub fn crds() -> Vec<CustomResourceDefinition> {
+    KINDS.iter().map(Kind::crd).collect()
+}
+
+/// The digest of a CRD's schema ([`SCHEMA`]). Where the cluster's differs from ours, its CRD is an older one that prunes
+/// our fields: the kind counts as absent.
+pub fn schema_digest(crd: &CustomResourceDefinition) -> Option<&str> {
+    crd.metadata.annotations.as_ref()?.get(SCHEMA).map(String::as_str)
+}
