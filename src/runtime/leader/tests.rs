@@ -236,6 +236,20 @@ async fn a_silent_leader_is_replaced_after_its_own_duration() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn of_many_candidates_one_takes_over() {
+    let server = Server::default();
+    server.held_by("gone", 9);
+    let replicas: Vec<_> = ["one", "two", "three", "four"].map(|name| start(&server, name)).into();
+    let leaders = || replicas.iter().filter(|replica| replica.fence.held()).count();
+    until(|| leaders() > 0).await;
+    for _ in 0..300 {
+        assert_eq!(leaders(), 1);
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(server.spec().lease_transitions, Some(5));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_leader_without_the_apiserver_stops_in_time() {
     type Fault = fn(&mut State, bool);
     let faults: [Fault; 2] = [|state, on| state.hangs = on, |state, on| state.fails = on];
