@@ -1,5 +1,7 @@
 //! Flags and environment, turned once into a typed [`Config`].
 
+#![allow(clippy::doc_markdown)] // these comments are what --help prints, where a backtick is a backtick
+
 use std::collections::BTreeSet;
 
 use clap::builder::BoolishValueParser;
@@ -252,7 +254,12 @@ impl RunArgs {
     /// # Errors
     /// A clap error (exit code 2) whose words say what to write instead.
     pub fn config(self, kinds: &[&'static str]) -> Result<Config, clap::Error> {
-        self.checked(kinds).map_err(|words| Cli::command().error(ErrorKind::ValueValidation, words))
+        self.checked(kinds).map_err(|words| {
+            let mut program = Cli::command();
+            program.build();
+            let run = program.find_subcommand("run").cloned();
+            run.unwrap_or(program).error(ErrorKind::ValueValidation, words)
+        })
     }
 
     fn checked(self, kinds: &[&'static str]) -> Result<Config, String> {
@@ -260,7 +267,7 @@ impl RunArgs {
 
         self.timings.check()?;
         // clap would repeat a refused value in its error, so values that may hold a password are checked here.
-        let webhook_proxy = match self.webhook_proxy.as_ref().map(|url| url.expose_secret()) {
+        let webhook_proxy = match self.webhook_proxy.as_ref().map(SecretString::expose_secret) {
             None | Some("") => None,
             Some(url) => Some(SecretString::from(value::webhook_proxy(url)?)),
         };

@@ -11,27 +11,27 @@ use quartermaster::runtime::{client, health, metrics, telemetry};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{error, info};
 
 /// The kinds that `--controllers` knows.
 const KINDS: &[&str] = &["contactpoint", "trackedfield"];
 
 fn main() -> ExitCode {
     match execute(Cli::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         // A pipe that was closed early (`| head`) is no failure.
         Err(error) if error.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe) => {
             ExitCode::SUCCESS
         }
         Err(error) => {
             // Nobody is left to tell when standard error is gone.
-            let _ = writeln!(io::stderr(), "error: {error:#}");
+            let _ = writeln!(io::stderr(), "error: {}", telemetry::causes(error.as_ref()));
             ExitCode::FAILURE
         }
     }
 }
 
-fn execute(command: Command) -> anyhow::Result<()> {
+fn execute(command: Command) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout();
     match command {
         Command::Run(args) => {
@@ -50,15 +50,25 @@ fn execute(command: Command) -> anyhow::Result<()> {
             let result = runtime.block_on(run(config));
             // A name that is being resolved would hold up the exit.
             runtime.shutdown_background();
-            result
+            Ok(match result {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    error!(error = telemetry::causes(error.as_ref()), "failed");
+                    ExitCode::FAILURE
+                }
+            })
         }
         Command::Completions { shell } => {
             // clap_complete panics when it cannot write.
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "quartermaster", &mut script);
-            Ok(out.write_all(&script)?)
+            out.write_all(&script)?;
+            Ok(ExitCode::SUCCESS)
         }
-        Command::Version => Ok(writeln!(out, "quartermaster {VERSION}")?),
+        Command::Version => {
+            writeln!(out, "quartermaster {VERSION}")?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

@@ -78,26 +78,25 @@ pub struct Timings {
 
 impl Default for Timings {
     fn default() -> Self {
-        const MINUTE: u64 = 60;
         Self {
             lease_duration: Duration::from_secs(9),
             lease_renew_deadline: Duration::from_secs(6),
             lease_retry_period: Duration::from_millis(500),
             retry_min: Duration::from_secs(1),
-            retry_max: Duration::from_secs(5 * MINUTE),
-            retry_after_max: Duration::from_secs(60 * MINUTE),
-            stopped_retry: Duration::from_secs(5 * MINUTE),
+            retry_max: Duration::from_mins(5),
+            retry_after_max: Duration::from_hours(1),
+            stopped_retry: Duration::from_mins(5),
             send_timeout: Duration::from_secs(10),
-            secret_reread: Duration::from_secs(5 * MINUTE),
+            secret_reread: Duration::from_mins(5),
             secret_wait_min: Duration::from_secs(1),
             secret_wait_max: Duration::from_secs(30),
-            delivery_max_age: Duration::from_secs(24 * 60 * MINUTE),
-            reconcile_timeout: Duration::from_secs(60),
-            event_renewal: Duration::from_secs(30 * MINUTE),
-            resync: Duration::from_secs(30 * MINUTE),
+            delivery_max_age: Duration::from_hours(24),
+            reconcile_timeout: Duration::from_mins(1),
+            event_renewal: Duration::from_mins(30),
+            resync: Duration::from_mins(30),
             drain: Duration::from_millis(500),
             api_timeout: Duration::from_secs(30),
-            watch_timeout: Duration::from_secs(2 * MINUTE),
+            watch_timeout: Duration::from_mins(2),
         }
     }
 }

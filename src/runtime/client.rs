@@ -1,6 +1,5 @@
 //! The clients of the apiserver: one for everything, one for the lease.
 
-use std::error::Error as StdError;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Context, Poll};
@@ -17,6 +16,7 @@ use tracing::debug;
 
 use super::leader::Fence;
 use super::metrics::Metrics;
+use super::telemetry::causes;
 use crate::cli::{Timings, VERSION};
 
 /// How long one request of the lease client may take.
@@ -46,7 +46,7 @@ pub fn is_not_leading(error: &kube::Error) -> bool {
 /// - It writes (any method but GET and HEAD) only while `fence` is held, which is asked again until the request is on
 ///   its way.
 /// - It does not retry: kube's own policy repeats every verb up to 15 times on 429, 503 and 504, and a create that is
-///   repeated can meet its own AlreadyExists. Who asked backs off and computes anew instead.
+///   repeated can meet its own `AlreadyExists`. Who asked backs off and computes anew instead.
 /// - An answer must begin within `api_timeout`, and a connection on which nothing is read for longer than
 ///   `watch_timeout` is given up, so a watch must ask the server for a `timeoutSeconds` of at most that.
 ///
@@ -155,22 +155,11 @@ where
             };
             let code = result.as_ref().ok().map(|response| response.status().as_u16());
             gate.metrics.api_request(&gate.host, method.as_str(), code);
-            let error = result.as_ref().err().map(|error| chain(error.as_ref()));
+            let error = result.as_ref().err().map(|error| causes(error.as_ref()));
             debug!(%method, path, code, error, took = ?started.elapsed(), "asked the apiserver");
             result
         })
     }
-}
-
-/// An error with its causes, on one line.
-fn chain(error: &dyn StdError) -> String {
-    let mut words = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        words = format!("{words}: {error}");
-        cause = error.source();
-    }
-    words
 }
 
 #[cfg(test)]

@@ -204,9 +204,9 @@ mod tests {
     async fn only_a_step_that_takes_too_long_is_stuck() {
         let health = Health::new();
         assert_eq!(health.live(), (true, "live\n".into()));
-        let beat = health.watchdog("trackedfield", Duration::from_secs(60));
+        let beat = health.watchdog("trackedfield", Duration::from_mins(1));
         let advance = tokio::time::advance;
-        advance(Duration::from_secs(3600)).await;
+        advance(Duration::from_hours(1)).await;
         assert_eq!(health.live(), (true, "[+]trackedfield waiting for work\nlive\n".into()));
 
         let old = beat.busy();
@@ -219,7 +219,7 @@ mod tests {
         drop(old);
         assert!(health.live().0, "the step that is left is 11 s old");
         drop(new);
-        advance(Duration::from_secs(3600)).await;
+        advance(Duration::from_hours(1)).await;
         assert!(health.live().0);
     }
 

@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
+use super::telemetry::causes;
 use crate::cli::Timings;
 
 /// Name of the Lease, in the operator's namespace.
@@ -157,8 +158,8 @@ impl Election {
                     return Some((started, seen));
                 }
                 Ok(Ok(false)) => complaint.clear(),
-                Ok(Err(error)) => complaint.say(&error, "cannot ask for the lease"),
-                Err(_) => complaint.say(&"the apiserver does not answer", "cannot ask for the lease"),
+                Ok(Err(error)) => complaint.say(causes(&error), "cannot ask for the lease"),
+                Err(_) => complaint.say("the apiserver does not answer".into(), "cannot ask for the lease"),
             }
             let mut pause = self.retry_period.mul_f64(rand::random_range(1.0..JITTER));
             if let Some(end) = seen.as_ref().map(|seen| self.end(seen)).filter(|end| *end > Instant::now()) {
@@ -175,7 +176,8 @@ impl Election {
     async fn hold(&self, fence: &Fence, mut renewed: Instant, seen: &mut Option<Seen>) {
         let mut complaint = Complaint::default();
         loop {
-            sleep(self.retry_period).await;
+            let left = self.renew_deadline.saturating_sub(renewed.elapsed());
+            sleep(self.retry_period.min(left)).await;
             let started = Instant::now();
             let left = self.renew_deadline.saturating_sub(started - renewed);
             if left.is_zero() {
@@ -193,8 +195,8 @@ impl Election {
                     warn!(lease = LEASE, holder, "another replica holds the lease: lost");
                     return;
                 }
-                Ok(Err(error)) => complaint.say(&error, "cannot renew the lease"),
-                Err(_) => complaint.say(&"the apiserver does not answer", "cannot renew the lease"),
+                Ok(Err(error)) => complaint.say(causes(&error), "cannot renew the lease"),
+                Err(_) => complaint.say("the apiserver does not answer".into(), "cannot renew the lease"),
             }
         }
     }
@@ -261,7 +263,9 @@ impl Election {
         match timeout(RELEASE, work).await {
             Ok(Ok(true)) => info!(lease = LEASE, "gave the lease back"),
             Ok(Ok(false)) => {}
-            Ok(Err(error)) => warn!(lease = LEASE, %error, "cannot give the lease back; it ends by itself"),
+            Ok(Err(error)) => {
+                warn!(lease = LEASE, error = causes(&error), "cannot give the lease back; it ends by itself");
+            }
             Err(_) => warn!(lease = LEASE, "no time to give the lease back; it ends by itself"),
         }
     }
@@ -324,8 +328,7 @@ fn holder(lease: &Lease) -> Option<&str> {
 struct Complaint(Option<String>);
 
 impl Complaint {
-    fn say(&mut self, error: &dyn fmt::Display, what: &str) {
-        let words = error.to_string();
+    fn say(&mut self, words: String, what: &str) {
         if self.0.as_ref() == Some(&words) {
             debug!(lease = LEASE, error = words, "{what}");
         } else {

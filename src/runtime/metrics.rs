@@ -265,7 +265,7 @@ impl Metrics {
         self.0.watch_restarts.get_or_create(&[("resource", resource.to_owned().into())]).inc();
     }
 
-    /// All metrics as text: OpenMetrics 1.0, which is also read as Prometheus' own format.
+    /// All metrics as text: `OpenMetrics` 1.0, which is also read as Prometheus' own format.
     pub fn encode(&self) -> String {
         let mut text = String::new();
         match text::encode(&mut text, &self.0.registry) {

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::env;
+use std::error::Error;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
@@ -19,7 +20,7 @@ use tracing_subscriber::filter::{EnvFilter, ParseError, Targets};
 use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::registry::{LookupSpan, Scope};
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, Registry, fmt as log};
 use uuid::Uuid;
@@ -87,6 +88,20 @@ pub fn pass(controller: &str, group: &str, kind: &str, namespace: &str, name: &s
     )
 }
 
+/// An error with its causes, on one line. Many errors repeat their cause in their own words: each is said once.
+pub fn causes(error: &(dyn Error + 'static)) -> String {
+    let mut words = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !words.contains(&said) {
+            words = format!("{words}: {said}");
+        }
+        next = cause.source();
+    }
+    words
+}
+
 /// One flat JSON object a line: `ts`, `level`, `logger`, `msg`, then the spans' fields from the outermost in, then the
 /// event's. Of two fields with one name the inner one stands.
 struct Flat;
@@ -98,7 +113,7 @@ where
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut fields = Map::new();
-        for span in context.event_scope().into_iter().flat_map(|scope| scope.from_root()) {
+        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
             let extensions = span.extensions();
             let text = extensions.get::<FormattedFields<N>>().map_or("", |fields| fields.as_str());
             fields.extend(serde_json::from_str::<Map<String, Value>>(text).unwrap_or_default());

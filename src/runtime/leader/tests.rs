@@ -155,7 +155,7 @@ async fn until(what: impl Fn() -> bool) -> Duration {
     let started = Instant::now();
     while !what() {
         sleep(Duration::from_millis(10)).await;
-        assert!(started.elapsed() < Duration::from_secs(60), "waited for a minute");
+        assert!(started.elapsed() < Duration::from_mins(1), "waited for a minute");
     }
     started.elapsed()
 }
@@ -233,6 +233,20 @@ async fn a_silent_leader_is_replaced_after_its_own_duration() {
         assert_eq!(server.spec().lease_transitions, Some(5));
         two.task.abort();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_candidates_one_takes_over() {
+    let server = Server::default();
+    server.held_by("gone", 9);
+    let replicas: Vec<_> = ["one", "two", "three", "four"].map(|name| start(&server, name)).into();
+    let leaders = || replicas.iter().filter(|replica| replica.fence.held()).count();
+    until(|| leaders() > 0).await;
+    for _ in 0..300 {
+        assert_eq!(leaders(), 1);
+        sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(server.spec().lease_transitions, Some(5));
 }
 
 #[tokio::test(start_paused = true)]

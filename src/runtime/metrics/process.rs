@@ -43,13 +43,13 @@ impl Collector for Process {
             cpu.encode(encoder.encode_descriptor("process_cpu_seconds", help, None, cpu.metric_type())?)?;
             if let Some(boot) = number(&read("/proc/stat"), "btime ") {
                 #[allow(clippy::cast_precision_loss)] // seconds since 1970
-                let start = ConstGauge::new(boot as f64 + start);
+                let since_epoch = ConstGauge::new(boot as f64 + start);
                 let help = "Start, in seconds since 1970.";
-                start.encode(encoder.encode_descriptor(
+                since_epoch.encode(encoder.encode_descriptor(
                     "process_start_time_seconds",
                     help,
                     None,
-                    start.metric_type(),
+                    since_epoch.metric_type(),
                 )?)?;
             }
         }

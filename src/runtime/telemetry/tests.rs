@@ -83,6 +83,21 @@ fn people_read_plain_lines() {
 }
 
 #[test]
+fn each_cause_is_said_once() {
+    #[derive(Debug, thiserror::Error)]
+    enum Layered {
+        #[error("no answer: {0}")]
+        Repeats(#[source] io::Error),
+        #[error("no answer")]
+        Silent(#[source] io::Error),
+    }
+    let cause = || io::Error::other("refused");
+    assert_eq!(causes(&Layered::Repeats(cause())), "no answer: refused");
+    assert_eq!(causes(&Layered::Silent(cause())), "no answer: refused");
+    assert_eq!(causes(&cause()), "refused");
+}
+
+#[test]
 fn levels_and_directives() {
     let words = || {
         debug!("ours");
