@@ -5,5 +5,6 @@ pub mod control_plane;
 pub mod process;
 pub mod proxy;
 pub mod receiver;
+pub mod wait;
 
 pub use control_plane::{ControlPlane, Options, shared};

@@ -101,8 +101,11 @@ impl Program {
     /// The log cannot be opened, or there is no `setpriv`.
     pub fn spawn(mut self, log: impl Into<PathBuf>) -> anyhow::Result<Child> {
         let log = log.into();
-        let output =
-            File::options().create(true).append(true).open(&log).with_context(|| format!("opening {}", log.display()))?;
+        let output = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .with_context(|| format!("opening {}", log.display()))?;
         self.command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let inner =
             start(self.command).with_context(|| format!("starting {} (through util-linux's setpriv)", self.name))?;

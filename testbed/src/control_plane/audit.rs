@@ -93,9 +93,7 @@ impl Audit {
         let until = Instant::now() + PATIENCE;
         loop {
             let text = self.read(Mark(from), None)?;
-            if let Some(end) =
-                text.find(&mark).and_then(|at| text[at..].find('\n').map(|line_end| at + line_end + 1))
-            {
+            if let Some(end) = text.find(&mark).and_then(|at| text[at..].find('\n').map(|line_end| at + line_end + 1)) {
                 return Ok(Mark(from + end as u64));
             }
             if Instant::now() > until {
