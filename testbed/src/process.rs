@@ -1,8 +1,8 @@
 //! Long-lived child processes that cannot outlive this one.
 //!
 //! A child dies with this process however this process ends, SIGKILL included: the kernel is asked for it
-//! (`PR_SET_PDEATHSIG`, through util-linux's `setpriv`). The kernel watches the *thread* that started the child, and the
-//! thread of a test ends with its test, so every child is started by one thread that lives as long as the process.
+//! (`PR_SET_PDEATHSIG`, through util-linux's `setpriv`). The kernel watches the *thread* that started the child, and
+//! the thread of a test ends with its test, so every child is started by one thread that lives as long as the process.
 //! That thread also ends this process when *its* parent is gone (a test binary whose `cargo test` was killed).
 //!
 //! Children belong to no async runtime: each `#[tokio::test]` has a runtime of its own, and they outlive it.

@@ -86,7 +86,7 @@ async fn the_audit_log_tells_who_wrote_what() {
     run(&[&alice, "-n=audited", "get", "configmaps"]).await.unwrap();
     run(&[&alice, "-n=audited", "get", "configmaps", "--watch", "--request-timeout=1s"]).await.ok();
     let refused = run(&[&bob, "-n=audited", "create", "configmap", "two"]).await.unwrap_err();
-    assert!(refused.to_string().contains("Forbidden"), "{refused}");
+    assert!(refused.to_string().contains("forbidden"), "{refused}");
 
     let by = |user: &'static str| move |subject: &Subject| subject.user == user;
     let mut writes = audit.writes(before).await.unwrap();
@@ -94,7 +94,7 @@ async fn the_audit_log_tells_who_wrote_what() {
     let expected = [
         (subject("alice", "create", "configmaps", "audited", "one"), 1),
         (subject("alice", "patch", "configmaps", "audited", "one"), 2),
-        (subject("bob", "create", "configmaps", "audited", "two"), 1),
+        (subject("bob", "create", "configmaps", "audited", ""), 1),
     ];
     assert_eq!(writes, expected.into());
 
