@@ -25,11 +25,11 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         kubeconfig_out: Option<PathBuf>,
     },
-    /// Write a kubeconfig that has a ServiceAccount's rights, with a token good for 24 hours.
+    /// Write a kubeconfig that has a `ServiceAccount`'s rights, with a token good for 24 hours.
     ServiceAccountKubeconfig {
-        /// The ServiceAccount's namespace.
+        /// The `ServiceAccount`'s namespace.
         namespace: String,
-        /// The ServiceAccount's name.
+        /// The `ServiceAccount`'s name.
         name: String,
         /// A kubeconfig that may ask for the token.
         #[arg(long, value_name = "FILE")]

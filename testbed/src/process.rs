@@ -1,8 +1,8 @@
 //! Long-lived child processes that cannot outlive this one.
 //!
 //! A child dies with this process however this process ends, SIGKILL included: the kernel is asked for it
-//! (`PR_SET_PDEATHSIG`, through util-linux's `setpriv`). The kernel watches the *thread* that started the child, and the
-//! thread of a test ends with its test, so every child is started by one thread that lives as long as the process.
+//! (`PR_SET_PDEATHSIG`, through util-linux's `setpriv`). The kernel watches the *thread* that started the child, and
+//! the thread of a test ends with its test, so every child is started by one thread that lives as long as the process.
 //! That thread also ends this process when *its* parent is gone (a test binary whose `cargo test` was killed).
 //!
 //! Children belong to no async runtime: each `#[tokio::test]` has a runtime of its own, and they outlive it.
@@ -101,8 +101,11 @@ impl Program {
     /// The log cannot be opened, or there is no `setpriv`.
     pub fn spawn(mut self, log: impl Into<PathBuf>) -> anyhow::Result<Child> {
         let log = log.into();
-        let output =
-            File::options().create(true).append(true).open(&log).with_context(|| format!("opening {}", log.display()))?;
+        let output = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .with_context(|| format!("opening {}", log.display()))?;
         self.command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let inner =
             start(self.command).with_context(|| format!("starting {} (through util-linux's setpriv)", self.name))?;

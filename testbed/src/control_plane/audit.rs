@@ -1,7 +1,7 @@
 //! The apiserver's audit log: who asked for what.
 //!
-//! One line a request (`Metadata` level, <https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/>), and a second one
-//! for a watch. Nothing is left out, so that reads can be counted as well as writes.
+//! One line a request (`Metadata` level, <https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/>), and a second
+//! one for a watch. Nothing is left out, so that reads can be counted as well as writes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -50,7 +50,7 @@ pub struct Subject {
     pub resource: String,
     /// Empty for what is cluster-scoped.
     pub namespace: String,
-    /// Empty for lists and watches.
+    /// Empty for lists and watches, and for a create that was refused before its body was read.
     pub name: String,
 }
 
@@ -93,9 +93,7 @@ impl Audit {
         let until = Instant::now() + PATIENCE;
         loop {
             let text = self.read(Mark(from), None)?;
-            if let Some(end) =
-                text.find(&mark).and_then(|at| text[at..].find('\n').map(|line_end| at + line_end + 1))
-            {
+            if let Some(end) = text.find(&mark).and_then(|at| text[at..].find('\n').map(|line_end| at + line_end + 1)) {
                 return Ok(Mark(from + end as u64));
             }
             if Instant::now() > until {
@@ -203,9 +201,19 @@ mod tests {
     use super::*;
 
     fn line(stage: &str, verb: &str, code: u16) -> String {
-        format!(
-            r#"{{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"1","stage":"{stage}","requestURI":"/x","verb":"{verb}","user":{{"username":"alice","groups":["system:authenticated"]}},"sourceIPs":["127.0.0.1"],"userAgent":"kubectl","objectRef":{{"resource":"deployments","namespace":"ns","name":"web","apiGroup":"apps","apiVersion":"v1","subresource":"scale"}},"responseStatus":{{"metadata":{{}},"code":{code}}},"requestReceivedTimestamp":"2026-01-02T03:04:05.123456Z","stageTimestamp":"2026-01-02T03:04:05.130000Z"}}"#
-        )
+        [
+            r#"{"kind":"Event","apiVersion":"audit.k8s.io/v1","level":"Metadata","auditID":"1","stage":""#,
+            stage,
+            r#"","requestURI":"/x","verb":""#,
+            verb,
+            r#"","user":{"username":"alice","groups":["system:authenticated"]},"sourceIPs":["127.0.0.1"],"#,
+            r#""userAgent":"kubectl","objectRef":{"resource":"deployments","namespace":"ns","name":"web","#,
+            r#""apiGroup":"apps","apiVersion":"v1","subresource":"scale"},"responseStatus":{"metadata":{},"code":"#,
+            &code.to_string(),
+            r#"},"requestReceivedTimestamp":"2026-01-02T03:04:05.123456Z","#,
+            r#""stageTimestamp":"2026-01-02T03:04:05.130000Z"}"#,
+        ]
+        .concat()
     }
 
     #[test]

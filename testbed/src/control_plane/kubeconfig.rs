@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::certs::Pair;
 
-/// How long a ServiceAccount's token is good for: longer than any suite or demo runs.
+/// How long a `ServiceAccount`'s token is good for: longer than any suite or demo runs.
 const TOKEN_SECONDS: i64 = 24 * 60 * 60;
 
 /// A kubeconfig for `user`, who holds a client certificate.
@@ -34,10 +34,10 @@ pub(super) fn with_certificate(server: &str, ca: &str, user: &str, pair: &Pair) 
     Ok(serde_json::from_value(config)?)
 }
 
-/// `admin`'s cluster, as the ServiceAccount `namespace`/`name` sees it: with a token good for 24 h, and in its namespace.
+/// `admin`'s cluster, as the `ServiceAccount` `namespace`/`name` sees it: with a token good for 24 h, in its namespace.
 ///
 /// # Errors
-/// There is no such ServiceAccount, or `admin` may not ask for its token.
+/// There is no such `ServiceAccount`, or `admin` may not ask for its token.
 pub async fn for_service_account(admin: &Kubeconfig, namespace: &str, name: &str) -> Result<Kubeconfig> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client(admin).await?, namespace);
     let spec = TokenRequestSpec { expiration_seconds: Some(TOKEN_SECONDS), ..TokenRequestSpec::default() };

@@ -42,7 +42,7 @@ static SLOTS: Semaphore = Semaphore::const_new(2);
 /// What to run.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// kube-controller-manager: Deployments, garbage collection, the `default` ServiceAccount of a namespace.
+    /// kube-controller-manager: Deployments, garbage collection, the `default` `ServiceAccount` of a namespace.
     pub controller_manager: bool,
     /// kube-scheduler: gives Pods a node.
     pub scheduler: bool,
@@ -60,7 +60,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// etcd and kube-apiserver alone. Without the controller-manager a namespace has no `default` ServiceAccount, and
+    /// etcd and kube-apiserver alone. Without the controller-manager a namespace has no `default` `ServiceAccount`, and
     /// Pods are refused.
     pub fn apiserver_only() -> Self {
         Self { controller_manager: false, scheduler: false, kwok: false, apiserver_flags: Vec::new() }
@@ -102,10 +102,10 @@ pub async fn shared() -> Result<&'static ControlPlane> {
 
 impl ControlPlane {
     /// Starts the servers and waits until they are ready: `/readyz` is ok, and with a controller-manager, the namespace
-    /// `default` has its ServiceAccount. No more than two run at once in this process; the third start waits for an end.
+    /// `default` has its `ServiceAccount`. No more than two run at once in this process; a third waits for an end.
     ///
     /// # Errors
-    /// The programs cannot be built, or a server ends or is not ready in time; the last lines of its log are in the error.
+    /// The programs cannot be built, or a server ends or is not ready in time (the end of its log is in the error).
     pub async fn start(options: Options) -> Result<Self> {
         // Two TLS providers may be compiled in; somebody else may have chosen this one before.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
@@ -183,10 +183,10 @@ impl ControlPlane {
         &self.servers.binaries
     }
 
-    /// Writes a kubeconfig with a token of an existing ServiceAccount, good for 24 h.
+    /// Writes a kubeconfig with a token of an existing `ServiceAccount`, good for 24 h.
     ///
     /// # Errors
-    /// There is no such ServiceAccount.
+    /// There is no such `ServiceAccount`.
     pub async fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> Result<PathBuf> {
         let config = kubeconfig::for_service_account(&self.admin, namespace, name).await?;
         self.write_kubeconfig(&config, &format!("{namespace}.{name}"))

@@ -1,0 +1,33 @@
+//! Waiting for a state, with a deadline: tests never sleep for a fixed time instead.
+
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+
+/// How often a state is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Looks until `look` has something to show. An error of `look` is looked past, and told if it was the last.
+///
+/// # Errors
+/// Nothing to show within `deadline`; `what` was waited for.
+pub async fn until<T>(
+    what: impl Display,
+    deadline: Duration,
+    mut look: impl AsyncFnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let end = Instant::now() + deadline;
+    loop {
+        let missed = match tokio::time::timeout(deadline, look()).await {
+            Ok(Ok(Some(found))) => return Ok(found),
+            Ok(Ok(None)) => anyhow!("not within {deadline:?}"),
+            Ok(Err(error)) => error.context(format!("not within {deadline:?}")),
+            Err(_) => anyhow!("looking takes longer than {deadline:?}"),
+        };
+        if Instant::now() > end {
+            return Err(missed.context(what.to_string()));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
