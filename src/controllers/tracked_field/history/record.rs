@@ -36,8 +36,6 @@ pub enum State {
 pub(super) struct Folded {
     changes: u64,
     first_value: Option<String>,
-    /// The resource was made anew in between.
-    renewed: bool,
 }
 
 /// What [`record`] did to the history.
@@ -72,17 +70,11 @@ impl Observation {
     /// One observation in place of two neighbours: it shows what the later one shows.
     pub(super) fn fold(self, next: Self) -> Self {
         let changes = self.changes().saturating_add(next.changes());
-        let anew = match (&self.state, &next.state) {
-            (State::Absent, State::Present { .. }) => true,
-            (State::Present { uid: a, .. }, State::Present { uid: b, .. }) => differ(a.as_deref(), b.as_deref()),
-            (_, State::Absent) => false,
+        let first_value = match self.folded {
+            Some(folded) => folded.first_value,
+            None => self.state.value().and_then(Observed::text).map(str::to_owned),
         };
-        let next_renewed = next.folded.is_some_and(|folded| folded.renewed);
-        let (first_value, renewed) = match self.folded {
-            Some(folded) => (folded.first_value, folded.renewed),
-            None => (self.state.value().and_then(Observed::text).map(str::to_owned), false),
-        };
-        let folded = Folded { changes, first_value, renewed: renewed || anew || next_renewed };
+        let folded = Folded { changes, first_value };
         Self { at: next.at, state: next.state, folded: Some(Box::new(folded)) }
     }
 
@@ -140,15 +132,15 @@ pub fn record(
     for observation in observations {
         let last = history.last_mut().filter(|last| last.subject.as_ref().is_none_or(|s| s == subject));
         let present = last.filter(|last| last.action != Action::Deleted);
-        let folded = observation.folded.as_deref();
+        let single = observation.folded.is_none();
         let action = match (present, &observation.state) {
-            (None, State::Absent) if folded.is_none() => continue,
+            (None, State::Absent) if single => continue,
             (_, State::Absent) => Action::Deleted,
             (None, State::Present { .. }) => Action::Created,
             (Some(last), State::Present { uid, value }) => {
-                if differ(last.uid.as_deref(), uid.as_deref()) || folded.is_some_and(|folded| folded.renewed) {
+                if differ(last.uid.as_deref(), uid.as_deref()) {
                     Action::Created
-                } else if folded.is_none() && (is_unknown(last) || shows(last, value)) {
+                } else if single && (is_unknown(last) || shows(last, value)) {
                     recorded.learnt |= learn(last, subject, uid.as_ref(), value);
                     continue;
                 } else {
