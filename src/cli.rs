@@ -61,6 +61,15 @@ pub enum Command {
         /// The shell
         shell: Shell,
     },
+    /// Print the CustomResourceDefinitions, such as: quartermaster crds | kubectl apply -f -
+    Crds,
+    /// Write what is generated from the code (CRDs, rights) into the source tree
+    #[command(hide = true)]
+    Manifests {
+        /// The tree's config folder
+        #[arg(default_value = "config")]
+        directory: std::path::PathBuf,
+    },
     /// Print the version
     Version,
 }

@@ -6,15 +6,12 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 use quartermaster::cli::{Cli, Command, Config, VERSION};
-use quartermaster::runtime::leader::{self, Election, Fence, Outcome};
-use quartermaster::runtime::{client, health, metrics, telemetry};
+use quartermaster::runtime::{health, manager, metrics, telemetry};
+use quartermaster::{manifests, registry};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
-
-/// The kinds that `--controllers` knows.
-const KINDS: &[&str] = &["contactpoint", "trackedfield"];
 
 fn main() -> ExitCode {
     match execute(Cli::parse().command) {
@@ -35,7 +32,8 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
     let mut out = io::stdout();
     match command {
         Command::Run(args) => {
-            let config = args.config(KINDS).unwrap_or_else(|error| error.exit());
+            let kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
+            let config = args.config(&kinds).unwrap_or_else(|error| error.exit());
             telemetry::init(&config.log)?;
             if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
                 anyhow::bail!("another TLS provider is installed");
@@ -69,6 +67,14 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             writeln!(out, "quartermaster {VERSION}")?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Crds => {
+            out.write_all(manifests::crds_yaml()?.as_bytes())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Manifests { directory } => {
+            manifests::write(&directory)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -85,26 +91,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         let listener = bind("--health-probe-bind-address", &config.probes).await?;
         tokio::spawn(health::serve(listener, health.clone()));
     }
-    let fence = if config.leader_elect { Fence::shut() } else { Fence::open() };
-    let client = client::main(kubernetes.clone(), fence.clone(), metrics.clone(), &config.timings)?;
-    let work = async {
-        let streaming = client::streaming_lists_supported(&client).await?;
-        info!(streaming, "connected");
-        stop.cancelled().await;
-        anyhow::Ok(())
-    };
-    if !config.leader_elect {
-        return work.await;
-    }
-    metrics.show_leadership(fence.clone());
-    let lease = client::lease(kubernetes, metrics.clone())?;
-    let identity = leader::identity(config.pod_name.as_deref());
-    let election = Election::new(lease, &config.operator_namespace, identity, &config.timings);
-    match leader::lead(&election, &fence, &stop, work).await {
-        Outcome::Finished(result) => result,
-        Outcome::Stopped => Ok(()),
-        Outcome::Lost => anyhow::bail!("the lease was lost; another process must start anew"),
-    }
+    manager::run(config, kubernetes, metrics, health, stop).await
 }
 
 async fn bind(flag: &str, addresses: &[std::net::SocketAddr]) -> anyhow::Result<TcpListener> {

@@ -80,6 +80,11 @@ impl Kind {
         (self.resource)()
     }
 
+    /// The mark of its CRD's schema, as installed.
+    pub fn schema(&self) -> String {
+        schema_digest(&self.crd()).unwrap_or_default().to_owned()
+    }
+
     /// The name of its CRD, `PLURAL.GROUP`.
     pub fn crd_name(&self) -> String {
         let resource = self.resource();

@@ -206,6 +206,9 @@ pub struct Entry {
     /// UID of the resource: one that was deleted and made again has another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
+    /// Version of the resource that showed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource_version: Option<String>,
     /// How many changes this entry stands for, when the outbox was full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<u64>,

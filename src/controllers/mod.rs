@@ -1,3 +1,4 @@
 //! What is done for each kind.
 
+pub mod contact_point;
 pub mod tracked_field;

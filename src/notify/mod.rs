@@ -14,6 +14,7 @@ mod answer;
 pub mod client;
 pub mod message;
 pub mod pace;
+pub mod queue;
 pub mod telegram;
 pub mod webhook;
 
@@ -24,6 +25,16 @@ pub enum Endpoint {
     Telegram(telegram::Chat),
     /// An HTTP endpoint.
     Webhook(Box<webhook::Hook>),
+}
+
+impl Endpoint {
+    /// Whether a template of the contact point's own makes what is sent to it.
+    pub fn has_template(&self) -> bool {
+        match self {
+            Self::Telegram(_) => false,
+            Self::Webhook(hook) => hook.body.is_some(),
+        }
+    }
 }
 
 /// One entry of a `TrackedField`, with what its message needs to know besides.

@@ -1,7 +1,95 @@
-//! What every controller needs.
+//! What every controller needs, and kube-rs does not give.
 
+use std::fmt;
+use std::sync::Arc;
+
+use kube::ResourceExt;
+
+pub mod apply;
+pub mod backoff;
+pub mod cache;
 pub mod client;
+pub mod conditions;
+pub mod crds;
+pub mod events;
 pub mod health;
 pub mod leader;
+pub mod manager;
 pub mod metrics;
+pub mod reconciler;
 pub mod telemetry;
+pub mod watch_hub;
+pub mod written;
+
+/// Namespace and name of an object of ours. Cheap to clone: it is a key in many maps.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+impl Key {
+    /// The key of `name` in `namespace`.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    /// The key of a namespaced object.
+    pub fn of(object: &impl ResourceExt) -> Self {
+        Self::new(
+            object.meta().namespace.as_deref().unwrap_or_default(),
+            object.meta().name.as_deref().unwrap_or_default(),
+        )
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What part of the cluster this operator serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All of it.
+    Cluster,
+    /// These namespaces.
+    Namespaces(Vec<String>),
+}
+
+impl Scope {
+    /// Whether an object of `namespace` is served. The empty namespace is that of cluster-scoped objects.
+    pub fn covers(&self, namespace: &str) -> bool {
+        match self {
+            Self::Cluster => true,
+            Self::Namespaces(names) => names.iter().any(|name| name == namespace),
+        }
+    }
+
+    /// One place for each watch that serves this scope; `None` is the whole cluster.
+    pub fn shards(&self) -> Vec<Option<String>> {
+        match self {
+            Self::Cluster => vec![None],
+            Self::Namespaces(names) => names.iter().cloned().map(Some).collect(),
+        }
+    }
+}
+
+/// Whether `one` is a later version of an object than `other`. The versions of one object in one cluster are numbers
+/// that grow (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>).
+pub fn is_newer(one: Option<&str>, other: Option<&str>) -> bool {
+    version(one) > version(other)
+}
+
+fn version(text: Option<&str>) -> u64 {
+    text.and_then(|text| text.parse().ok()).unwrap_or_default()
+}

@@ -8,5 +8,6 @@ pub mod proxy;
 pub mod receiver;
 mod serve;
 pub mod tls;
+pub mod wait;
 
 pub use control_plane::{ControlPlane, Options, shared};

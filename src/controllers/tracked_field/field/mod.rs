@@ -15,10 +15,10 @@ pub use observed::{KEPT_BYTES, Observed};
 const LONGEST: usize = 4096;
 
 /// A field of an object, checked and ready to be looked up.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Field(Select);
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 enum Select {
     Replicas,
     /// Of the container of that name, or of the first one.

@@ -1,6 +1,6 @@
 //! What becomes of the history: pure, no client, no clock.
 //!
-//! A pass takes what was observed ([`ObservationBuffer`]), appends the changes as Pending entries ([`record`]), marks
+//! [`next`] is a whole pass: it takes what was observed ([`ObservationBuffer`]), appends the changes as Pending entries ([`record`]), marks
 //! what was sent ([`mark`]) or is too old ([`expire`]; suspended time does not count: [`hold`]), keeps all of it within
 //! its bounds ([`bound`]) and hands what is Pending to the queue ([`pending`]).
 
@@ -11,6 +11,7 @@ use crate::api::tracked_field::{Delivery, Entry, History};
 mod age;
 mod bound;
 mod buffer;
+mod next;
 mod record;
 mod size;
 mod squeeze;
@@ -18,6 +19,7 @@ mod squeeze;
 pub use age::{MAX_AGE, expire, hold, next_expiry};
 pub use bound::{Bounded, Bounds, bound};
 pub use buffer::ObservationBuffer;
+pub use next::{Changes, Inputs, next};
 pub use record::{Observation, Recorded, State, record};
 pub use squeeze::Limits;
 

@@ -13,6 +13,8 @@ pub struct Observation {
     pub at: Timestamp,
     /// What.
     pub state: State,
+    /// The resource's version that showed it, if one did: what the history already tells of is not recorded again.
+    pub version: Option<u64>,
     /// The observations that were folded into this one, which is the last of them.
     pub(super) folded: Option<Box<Folded>>,
 }
@@ -58,8 +60,19 @@ impl Recorded {
 
 impl Observation {
     /// One look at the target.
-    pub fn new(at: Timestamp, state: State) -> Self {
-        Self { at, state, folded: None }
+    pub fn new(at: Timestamp, state: State, version: Option<u64>) -> Self {
+        Self { at, state, version, folded: None }
+    }
+
+    /// Whether `last` was recorded from this version of the resource, or from a later one: another replica, or a read
+    /// that overtook the watch, was faster.
+    fn is_told_by(&self, last: &Entry) -> bool {
+        let told = last.resource_version.as_deref().and_then(|version| version.parse().ok());
+        let same = match &self.state {
+            State::Present { uid, .. } => *uid == last.uid,
+            State::Absent => true,
+        };
+        same && self.version.is_some_and(|version| told.is_some_and(|told: u64| version <= told))
     }
 
     /// How many changes it stands for, if it is one at all.
@@ -75,7 +88,7 @@ impl Observation {
             None => self.state.value().and_then(Observed::text).map(str::to_owned),
         };
         let folded = Folded { changes, first_value };
-        Self { at: next.at, state: next.state, folded: Some(Box::new(folded)) }
+        Self { at: next.at, state: next.state, version: next.version, folded: Some(Box::new(folded)) }
     }
 
     /// Bytes of memory that it holds on to.
@@ -131,6 +144,10 @@ pub fn record(
     let mut recorded = Recorded::default();
     for observation in observations {
         let last = history.last_mut().filter(|last| last.subject.as_ref().is_none_or(|s| s == subject));
+        if last.as_ref().is_some_and(|last| observation.is_told_by(last)) {
+            continue;
+        }
+        let uid = last.as_ref().and_then(|last| last.uid.clone());
         let present = last.filter(|last| last.action != Action::Deleted);
         let single = observation.folded.is_none();
         let action = match (present, &observation.state) {
@@ -150,7 +167,7 @@ pub fn record(
         };
         recorded.entries += 1;
         recorded.changes = recorded.changes.saturating_add(observation.changes());
-        history.push(entry(action, subject, observation, ids()));
+        history.push(entry(action, subject, observation, uid, ids()));
     }
     recorded
 }
@@ -183,7 +200,8 @@ fn set_value(entry: &mut Entry, value: &Observed) {
     entry.cut = value.cut().cloned();
 }
 
-fn entry(action: Action, subject: &Subject, observation: Observation, id: String) -> Entry {
+/// `uid` is that of the resource as it was: what is gone has none of its own.
+fn entry(action: Action, subject: &Subject, observation: Observation, uid: Option<String>, id: String) -> Entry {
     let (merged, first_value) = match observation.folded {
         Some(folded) => (Some(folded.changes), folded.first_value),
         None => (None, None),
@@ -198,7 +216,8 @@ fn entry(action: Action, subject: &Subject, observation: Observation, id: String
         delivery: Some(Delivery::Pending),
         reason: None,
         subject: Some(subject.clone()),
-        uid: None,
+        uid,
+        resource_version: observation.version.map(|version| version.to_string()),
         merged,
         first_value,
         held_since: None,

@@ -21,6 +21,7 @@ pub(super) fn stored(entry: &Entry) -> usize {
         reason,
         subject,
         uid,
+        resource_version,
         merged,
         first_value,
         held_since,
@@ -42,6 +43,7 @@ pub(super) fn stored(entry: &Entry) -> usize {
         + text("reason", reason.as_deref())
         + subject.as_ref().map_or(0, |subject| field("subject", string(subject.as_str())))
         + text("uid", uid.as_deref())
+        + text("resourceVersion", resource_version.as_deref())
         + number("merged", *merged)
         + text("firstValue", first_value.as_deref())
         + held_since.as_ref().map_or(0, |_| field("heldSince", TIME))

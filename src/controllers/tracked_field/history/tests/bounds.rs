@@ -119,7 +119,7 @@ fn two_subjects_become_one_only_when_there_is_no_other_way() {
     for second in 0..40 {
         let field = if second % 10 < 5 { format!("field-{second}") } else { "same".into() };
         let value = present("a", &second.to_string());
-        record(&mut history, &subject(&field), [Observation::new(at(second), value)], &mut ids);
+        record(&mut history, &subject(&field), [Observation::new(at(second), value, None)], &mut ids);
     }
     let (first, last) = (history[0].clone(), history[39].clone());
     bound(&mut history, pending_limits(30, 1 << 20), FREE, &mut ids);
@@ -145,7 +145,7 @@ fn thousands_of_changes_stay_within_the_bounds() {
         let mut merged = 0;
         for change in 0..times {
             let state = present("a", &format!("{change}{value}"));
-            record(&mut history, &subject("replicas"), [Observation::new(at(change), state)], &mut ids);
+            record(&mut history, &subject("replicas"), [Observation::new(at(change), state, None)], &mut ids);
             let in_flight: Vec<_> = pending(&history).take(20).filter_map(|(entry, _)| entry.id.clone()).collect();
             merged += bound(&mut history, Bounds::new(None), |id| in_flight.iter().any(|i| i == id), &mut ids).merged;
             assert!(history.len() <= 503);
@@ -164,7 +164,8 @@ fn thousands_of_changes_stay_within_the_bounds() {
 #[test]
 fn a_buffer_is_bounded_and_counts_what_it_folds() {
     let mut buffer = ObservationBuffer::new(Limits { items: 16, bytes: 1 << 20 });
-    let folded: usize = (0..100).map(|n| buffer.push(Observation::new(at(n), present("a", &n.to_string())))).sum();
+    let folded: usize =
+        (0..100).map(|n| buffer.push(Observation::new(at(n), present("a", &n.to_string()), None))).sum();
     let mut history = entries(1);
     let drained = buffer.drain();
     assert!(drained.len() <= 16 && buffer.is_empty());
@@ -183,7 +184,7 @@ fn what_a_folded_observation_says_happened() {
         let mut buffer = ObservationBuffer::new(Limits { items: 3, bytes: 1 << 20 });
         let first = [present("a", "first")];
         for state in first.iter().chain(states).chain([&present("z", "last")]) {
-            buffer.push(Observation::new(at(0), state.clone()));
+            buffer.push(Observation::new(at(0), state.clone(), None));
         }
         let mut history = History::new();
         record(&mut history, &subject("replicas"), buffer.drain(), ids());
@@ -202,7 +203,7 @@ fn what_a_folded_observation_says_happened() {
 fn a_buffer_is_bounded_by_bytes() {
     let mut buffer = ObservationBuffer::default();
     for n in 0..2000 {
-        buffer.push(Observation::new(at(n), present("a", &format!("{n}{}", "x".repeat(2000)))));
+        buffer.push(Observation::new(at(n), present("a", &format!("{n}{}", "x".repeat(2000))), None));
     }
     let drained = buffer.drain();
     let held: usize = drained.iter().map(Observation::size).sum();
@@ -213,7 +214,7 @@ fn a_buffer_is_bounded_by_bytes() {
 #[test]
 fn a_buffer_takes_nothing_twice_also_when_a_write_failed() {
     let mut buffer = ObservationBuffer::default();
-    let push = |buffer: &mut ObservationBuffer, state| buffer.push(Observation::new(at(0), state));
+    let push = |buffer: &mut ObservationBuffer, state| buffer.push(Observation::new(at(0), state, None));
     for state in [State::Absent, State::Absent, present("a", "1"), present("a", "1")] {
         push(&mut buffer, state);
     }

@@ -42,7 +42,7 @@ fn ids() -> impl FnMut() -> String {
 fn recorded(states: impl IntoIterator<Item = State>) -> History {
     let (mut history, mut ids) = (History::new(), ids());
     for (second, state) in (0..).zip(states) {
-        record(&mut history, &subject("replicas"), [Observation::new(at(second), state)], &mut ids);
+        record(&mut history, &subject("replicas"), [Observation::new(at(second), state, None)], &mut ids);
     }
     history
 }
@@ -92,7 +92,7 @@ fn what_was_given_up_while_it_was_in_flight_may_still_be_delivered_but_not_the_o
 fn the_queue_gets_what_is_pending_with_its_previous_value() {
     let mut history = recorded([present("a", "1"), present("a", "2"), State::Absent]);
     mark(&mut history, [("id-1".into(), Outcome::Delivered)]);
-    record(&mut history, &subject("image"), [Observation::new(at(9), present("a", "nginx"))], || "other".into());
+    record(&mut history, &subject("image"), [Observation::new(at(9), present("a", "nginx"), None)], || "other".into());
     let items: Vec<_> = pending(&history)
         .map(|(entry, previous)| (entry.id.as_deref().unwrap(), previous.and_then(|entry| entry.value.as_deref())))
         .collect();
@@ -102,7 +102,7 @@ fn the_queue_gets_what_is_pending_with_its_previous_value() {
 #[test]
 fn an_entry_of_the_original_program_is_a_previous_one() {
     let mut history = original(json!([{"action": "Created", "time": "2025-02-11T20:44:21Z", "value": "1"}]));
-    record(&mut history, &subject("replicas"), [Observation::new(at(0), present("a", "3"))], ids());
+    record(&mut history, &subject("replicas"), [Observation::new(at(0), present("a", "3"), None)], ids());
     let (entry, previous) = pending(&history).next().unwrap();
     assert_eq!((entry.value.as_deref(), previous.unwrap().value.as_deref()), (Some("3"), Some("1")));
 }

@@ -68,7 +68,7 @@ impl Model {
         self.changes += u64::from(change);
         self.newest = Some(state.clone());
         self.seen.insert((self.second, self.series), state.clone());
-        Observation::new(at(self.second), state.clone())
+        Observation::new(at(self.second), state.clone(), None)
     }
 
     fn subject(&self) -> Subject {
@@ -172,7 +172,7 @@ proptest! {
     ) {
         let mut history = entries.clone();
         let before = changes_saturating(&history);
-        let observations = states.into_iter().map(|state| Observation::new(at(now), state));
+        let observations = states.into_iter().map(|state| Observation::new(at(now), state, None));
         let result = record(&mut history, &subject("replicas"), observations, ids());
         prop_assert_eq!(history.len(), entries.len() + result.entries);
         prop_assert_eq!(changes_saturating(&history), before.saturating_add(result.changes));
@@ -214,7 +214,7 @@ proptest! {
             (false, true) => present("u", value),
             (false, false) => State::Present { uid: None, value: Observed::of_text(value) },
         };
-        let result = record(&mut history, &subject("targetPort"), [Observation::new(at(0), now)], ids());
+        let result = record(&mut history, &subject("targetPort"), [Observation::new(at(0), now, None)], ids());
         prop_assert_eq!(result.entries, 0);
         prop_assert_eq!(history.len(), values.len());
         prop_assert!(history.iter().all(|entry| entry.id.is_none() && entry.delivery.is_none()));
@@ -313,6 +313,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
             reason,
             subject,
             uid,
+            resource_version: None,
             merged,
             first_value,
             held_since: held.0,

@@ -42,7 +42,7 @@ fn every_change_is_an_entry_in_order() {
 #[test]
 fn there_and_back_in_one_breath_is_two_entries() {
     let mut history = recorded([present("a", "1")]);
-    let breath = [present("a", "3"), present("a", "1")].map(|state| Observation::new(at(5), state));
+    let breath = [present("a", "3"), present("a", "1")].map(|state| Observation::new(at(5), state, None));
     let result = record(&mut history, &subject("replicas"), breath, ids());
     assert_eq!(result, Recorded { entries: 2, changes: 2, learnt: false });
     assert_eq!(told(&history)[1..], [(Updated, Some("3")), (Updated, Some("1"))]);
@@ -52,7 +52,7 @@ fn there_and_back_in_one_breath_is_two_entries() {
 fn after_a_re_list_there_is_one_entry_for_the_net_change() {
     let now = |state: State| {
         let mut history = recorded([present("a", "1"), present("a", "2")]);
-        record(&mut history, &subject("replicas"), [Observation::new(at(60), state)], ids());
+        record(&mut history, &subject("replicas"), [Observation::new(at(60), state, None)], ids());
         told(&history[2..]).into_iter().map(|(action, value)| (action, value.map(str::to_owned))).collect::<Vec<_>>()
     };
     assert_eq!(now(present("a", "9")), [(Updated, Some("9".into()))]);
@@ -72,7 +72,7 @@ fn another_target_or_field_is_a_new_series() {
         ("image", State::Absent),
         ("replicas", State::Absent),
     ] {
-        record(&mut history, &subject(field), [Observation::new(at(9), state)], &mut ids);
+        record(&mut history, &subject(field), [Observation::new(at(9), state, None)], &mut ids);
     }
     let fields: Vec<_> = history.iter().map(|entry| entry.subject.as_ref().unwrap().field()).collect();
     assert_eq!(fields, ["replicas", "image", "replicas", "replicas"]);
@@ -94,7 +94,7 @@ fn long_values_are_compared_whole() {
 fn times_are_as_the_api_stores_them() {
     let mut history = History::new();
     let at = "2025-02-11T20:44:21.987Z".parse().unwrap();
-    record(&mut history, &subject("replicas"), [Observation::new(at, present("a", "1"))], ids());
+    record(&mut history, &subject("replicas"), [Observation::new(at, present("a", "1"), None)], ids());
     hold(&mut history, true, at);
     let read_back: History = serde_json::from_str(&serde_json::to_string(&history).unwrap()).unwrap();
     assert_eq!(read_back, history);
@@ -106,7 +106,7 @@ fn the_documents_history_is_taken_over_without_an_entry() {
         {"action": "Created", "time": "2025-02-11T20:44:21Z", "value": "1"},
         {"action": "Updated", "time": "2025-02-11T20:51:04Z", "value": "3"},
     ]));
-    let mut observe = |state| record(&mut history, &subject("replicas"), [Observation::new(at(0), state)], ids());
+    let mut observe = |state| record(&mut history, &subject("replicas"), [Observation::new(at(0), state, None)], ids());
     assert_eq!(observe(present("a", "3")), Recorded { entries: 0, changes: 0, learnt: true });
     assert_eq!(observe(present("a", "3")), Recorded::default());
     // It learnt the UID: the same value on another resource is news.
@@ -120,7 +120,7 @@ fn the_documents_history_is_taken_over_without_an_entry() {
 fn the_documents_deleted_is_followed_by_created() {
     let deleted = json!([{"action": "Created", "value": "1"}, {"action": "Deleted", "time": "2025-02-11T20:54:04Z"}]);
     let mut history = original(deleted);
-    let mut observe = |state| record(&mut history, &subject("replicas"), [Observation::new(at(0), state)], ids());
+    let mut observe = |state| record(&mut history, &subject("replicas"), [Observation::new(at(0), state, None)], ids());
     assert!(!observe(State::Absent).changed());
     assert_eq!(observe(present("a", "1")).entries, 1);
     assert_eq!(told(&history)[2..], [(Created, Some("1"))]);
@@ -130,20 +130,21 @@ fn the_documents_deleted_is_followed_by_created() {
 fn a_value_that_the_original_program_could_not_read_is_filled_in() {
     for state in [present("a", "8080"), missing("a")] {
         let mut history = original(json!([{"action": "Created", "time": "2025-02-11T20:44:21Z"}]));
-        let mut observe = |state| record(&mut history, &subject("targetPort"), [Observation::new(at(0), state)], ids());
+        let mut observe =
+            |state| record(&mut history, &subject("targetPort"), [Observation::new(at(0), state, None)], ids());
         assert_eq!(observe(state.clone()), Recorded { entries: 0, changes: 0, learnt: true });
         assert_eq!(observe(state.clone()), Recorded::default());
         assert_eq!(observe(present("a", "9090")).entries, 1);
     }
     let mut history = original(json!([{"action": "Updated"}]));
-    record(&mut history, &subject("targetPort"), [Observation::new(at(0), State::Absent)], ids());
+    record(&mut history, &subject("targetPort"), [Observation::new(at(0), State::Absent, None)], ids());
     assert_eq!(told(&history), [(Updated, None), (Deleted, None)]);
 }
 
 #[test]
 fn an_entry_without_subject_does_not_speak_of_a_later_one() {
     let mut history = original(json!([{"action": "Created", "value": "1"}]));
-    record(&mut history, &subject("replicas"), [Observation::new(at(0), present("a", "1"))], ids());
-    record(&mut history, &subject("image"), [Observation::new(at(1), present("a", "nginx"))], ids());
+    record(&mut history, &subject("replicas"), [Observation::new(at(0), present("a", "1"), None)], ids());
+    record(&mut history, &subject("image"), [Observation::new(at(1), present("a", "nginx"), None)], ids());
     assert_eq!(told(&history), [(Created, Some("1")), (Created, Some("nginx"))]);
 }

@@ -1,0 +1,295 @@
+//! From a `ContactPoint` and its Secrets to an endpoint that can be sent to.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client, ResourceExt};
+use secrecy::SecretString;
+
+use crate::api::ContactPoint;
+use crate::api::common::{SHARED, SecretKey};
+use crate::api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
+use crate::cli::SharedSecrets;
+use crate::notify::telegram::Chat;
+use crate::notify::webhook::{Hook, Parts, SigningKey, Tls};
+use crate::notify::{Endpoint, message};
+
+/// Where Secrets are looked for.
+#[derive(Clone)]
+pub struct Source {
+    /// Reads them.
+    pub client: Client,
+    /// The operator's own namespace.
+    pub operator_namespace: String,
+    /// Which contact points may use a Secret there.
+    pub shared: SharedSecrets,
+}
+
+/// An endpoint, and which Secrets it was made with.
+pub struct Gathered {
+    /// Where to send.
+    pub endpoint: Endpoint,
+    /// Each as `UID/RESOURCEVERSION`.
+    pub secrets: Vec<String>,
+}
+
+/// Why there is no endpoint. The variant's name is the condition's reason.
+#[derive(Debug, thiserror::Error)]
+pub enum Blocked {
+    /// No Secret of that name where one may be taken from.
+    #[error("{0}")]
+    SecretNotFound(String),
+    /// The Secret lacks the key.
+    #[error("{0}")]
+    SecretKeyMissing(String),
+    /// What the Secret holds is no token, URL, key or certificate.
+    #[error("{0}")]
+    SecretInvalid(String),
+    /// The operator may not read Secrets there.
+    #[error("{0}")]
+    SecretForbidden(String),
+    /// The spec says too little, or what cannot be.
+    #[error("{0}")]
+    SpecInvalid(String),
+    /// The apiserver did not answer.
+    #[error("a Secret could not be read: {0}")]
+    Unanswered(#[source] kube::Error),
+}
+
+impl Blocked {
+    /// The condition's reason; none for what passes by itself.
+    pub fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::SecretNotFound(_) => Some("SecretNotFound"),
+            Self::SecretKeyMissing(_) => Some("SecretKeyMissing"),
+            Self::SecretInvalid(_) => Some("SecretInvalid"),
+            Self::SecretForbidden(_) => Some("SecretForbidden"),
+            Self::SpecInvalid(_) => Some("SpecInvalid"),
+            Self::Unanswered(_) => None,
+        }
+    }
+}
+
+/// Reads what `point` refers to and checks it.
+pub async fn gather(source: &Source, point: &ContactPoint) -> Result<Gathered, Blocked> {
+    let mut secrets = Secrets { source, point, read: BTreeMap::new() };
+    let endpoint = match point.spec.type_.as_str() {
+        TELEGRAM => Endpoint::Telegram(telegram(&mut secrets).await?),
+        WEBHOOK => Endpoint::Webhook(Box::new(webhook(&mut secrets).await?)),
+        other => {
+            return Err(Blocked::SpecInvalid(format!(
+                "spec.type is {other:?}: write {TELEGRAM} or {WEBHOOK} (another word meant {TELEGRAM} once)"
+            )));
+        }
+    };
+    let secrets = secrets.read.into_values().map(|secret| secret.version()).collect();
+    Ok(Gathered { endpoint, secrets })
+}
+
+async fn telegram(secrets: &mut Secrets<'_>) -> Result<Chat, Blocked> {
+    let point = secrets.point;
+    let spec: &TelegramSpec = point
+        .spec
+        .telegram_spec
+        .as_ref()
+        .ok_or_else(|| Blocked::SpecInvalid("type Telegram needs spec.telegramSpec.chatId: add the chat".into()))?;
+    let reference =
+        point.spec.api_token.as_ref().ok_or_else(|| {
+            Blocked::SpecInvalid("type Telegram needs spec.apiToken: name the bot token's Secret".into())
+        })?;
+    let migrated = point.status.as_ref().and_then(|status| status.migrated_to_chat_id);
+    let chat = match (&spec.chat_id, migrated) {
+        (Some(ChatId::Id(_)), Some(migrated)) => ChatId::Id(migrated),
+        (Some(chat), _) => chat.clone(),
+        (None, _) => {
+            return Err(Blocked::SpecInvalid("type Telegram needs spec.telegramSpec.chatId: add the chat".into()));
+        }
+    };
+    let token = secrets.value(reference).await?;
+    Chat::new(&token.0, chat, spec.message_thread_id, spec.disable_notification.unwrap_or_default())
+        .map_err(|error| invalid(reference, &error))
+}
+
+async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
+    let point = secrets.point;
+    let spec: &WebhookSpec = point
+        .spec
+        .webhook_spec
+        .as_ref()
+        .ok_or_else(|| Blocked::SpecInvalid("type Webhook needs spec.webhookSpec with url or urlFrom".into()))?;
+    let url = match &spec.url_from {
+        Some(reference) => text(&secrets.value(reference).await?, reference)?,
+        None if spec.url.is_empty() => {
+            return Err(Blocked::SpecInvalid("type Webhook needs spec.webhookSpec.url or urlFrom".into()));
+        }
+        None => spec.url.clone().into(),
+    };
+    let token = match (&point.spec.api_token, spec.header_name.as_str()) {
+        (_, "") | (None, _) => None,
+        (Some(reference), header) => Some((header.to_owned(), text(&secrets.value(reference).await?, reference)?)),
+    };
+    let signing_key = match &spec.signing_key {
+        Some(reference) => {
+            let key =
+                SigningKey::new(&secrets.value(reference).await?.0).map_err(|error| invalid(reference, &error))?;
+            Some(key)
+        }
+        None => None,
+    };
+    let tls = match &spec.tls {
+        Some(tls) => {
+            let secret = secrets.secret(&tls.secret_name).await?;
+            let part = |key: &str| secret.data.get(key).map(|bytes| bytes.0.as_slice());
+            let tls = Tls::new(part("ca.crt"), part("tls.crt"), part("tls.key"))
+                .map_err(|error| Blocked::SecretInvalid(format!("Secret {:?}: {error}", tls.secret_name)))?;
+            Some(tls)
+        }
+        None => None,
+    };
+    if let Some(body) = &spec.body {
+        message::check_template(body)
+            .map_err(|error| Blocked::SpecInvalid(format!("spec.webhookSpec.body is no template: {error}")))?;
+    }
+    let timeout = spec.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+    let from_secret = spec.url_from.is_some();
+    Hook::new(Parts {
+        url,
+        url_is_secret: from_secret,
+        token,
+        headers: spec.headers.clone(),
+        body: spec.body.as_deref().map(Arc::from),
+        content_type: spec.content_type.clone(),
+        signing_key,
+        timeout,
+        tls,
+    })
+    .map_err(|error| match (error.field, from_secret) {
+        ("apiToken" | "urlFrom", _) => Blocked::SecretInvalid(error.to_string()),
+        _ => Blocked::SpecInvalid(format!("spec.webhookSpec.{error}")),
+    })
+}
+
+fn invalid(reference: &SecretKey, error: &dyn std::fmt::Display) -> Blocked {
+    Blocked::SecretInvalid(format!("key {:?} of Secret {:?}: {error}", reference.key, reference.secret_name))
+}
+
+fn text(value: &ByteString, reference: &SecretKey) -> Result<SecretString, Blocked> {
+    let text = std::str::from_utf8(&value.0).map_err(|_| invalid(reference, &"it is not UTF-8"))?;
+    Ok(text.into())
+}
+
+/// The Secrets of one contact point, each read once.
+struct Secrets<'a> {
+    source: &'a Source,
+    point: &'a ContactPoint,
+    read: BTreeMap<String, Found>,
+}
+
+#[derive(Clone)]
+struct Found {
+    data: BTreeMap<String, ByteString>,
+    uid: String,
+    resource_version: String,
+    /// From the operator's namespace: what it lacks is not told.
+    shared: bool,
+}
+
+impl Found {
+    fn new(secret: Secret, shared: bool) -> Self {
+        Self {
+            uid: secret.uid().unwrap_or_default(),
+            resource_version: secret.resource_version().unwrap_or_default(),
+            data: secret.data.unwrap_or_default(),
+            shared,
+        }
+    }
+
+    fn version(&self) -> String {
+        format!("{}/{}", self.uid, self.resource_version)
+    }
+}
+
+impl Secrets<'_> {
+    /// The value of one key.
+    async fn value(&mut self, reference: &SecretKey) -> Result<ByteString, Blocked> {
+        let found = self.secret(&reference.secret_name).await?;
+        match found.data.get(&reference.key) {
+            Some(value) => Ok(value.clone()),
+            None if found.shared => Err(self.not_found(&reference.secret_name)),
+            None => {
+                let SecretKey { secret_name, key } = reference;
+                let keys: Vec<&str> = found.data.keys().map(String::as_str).collect();
+                Err(Blocked::SecretKeyMissing(format!(
+                    "Secret {secret_name:?} has no key {key:?}; it has {}",
+                    if keys.is_empty() { "none".into() } else { keys.join(", ") }
+                )))
+            }
+        }
+    }
+
+    /// The Secret of that name: the contact point's own namespace comes first, then the operator's, where that is
+    /// allowed.
+    async fn secret(&mut self, name: &str) -> Result<Found, Blocked> {
+        if let Some(found) = self.read.get(name) {
+            return Ok(found.clone());
+        }
+        let own = self.point.namespace().unwrap_or_default();
+        let found = match self.get(&own, name).await? {
+            Some(secret) => Found::new(secret, false),
+            None if own == self.source.operator_namespace => return Err(self.not_found(name)),
+            None => {
+                // Nobody may learn from the answer what is there.
+                let operators = match self.get(&self.source.operator_namespace, name).await {
+                    Err(Blocked::SecretForbidden(_)) => None,
+                    other => other?,
+                };
+                let secret = operators.filter(|secret| self.may_share(secret)).ok_or_else(|| self.not_found(name))?;
+                Found::new(secret, true)
+            }
+        };
+        self.read.insert(name.to_owned(), found.clone());
+        Ok(found)
+    }
+
+    async fn get(&self, namespace: &str, name: &str) -> Result<Option<Secret>, Blocked> {
+        if !self.may_look(namespace) {
+            return Ok(None);
+        }
+        match Api::<Secret>::namespaced(self.source.client.clone(), namespace).get_opt(name).await {
+            Ok(secret) => Ok(secret),
+            Err(kube::Error::Api(status)) if status.code == 403 => Err(Blocked::SecretForbidden(format!(
+                "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
+            ))),
+            Err(error) => Err(Blocked::Unanswered(error)),
+        }
+    }
+
+    fn may_look(&self, namespace: &str) -> bool {
+        namespace == self.point.namespace().unwrap_or_default()
+            || match self.source.shared {
+                SharedSecrets::Off => false,
+                SharedSecrets::Telegram => self.point.spec.type_ == TELEGRAM,
+                SharedSecrets::Labelled => true,
+            }
+    }
+
+    /// A Telegram token goes to the configured Bot API alone; a webhook's goes wherever its owner says, so the
+    /// Secret's owner has to agree.
+    fn may_share(&self, secret: &Secret) -> bool {
+        self.point.spec.type_ == TELEGRAM || secret.labels().get(SHARED).is_some_and(|value| value == "true")
+    }
+
+    fn not_found(&self, name: &str) -> Blocked {
+        let own = self.point.namespace().unwrap_or_default();
+        let operators = &self.source.operator_namespace;
+        let places = if self.may_look(operators) && own != *operators {
+            format!("in namespace {own:?} or in {operators:?}")
+        } else {
+            format!("in namespace {own:?}")
+        };
+        Blocked::SecretNotFound(format!("there is no usable Secret {name:?} {places}; create it in {own:?}"))
+    }
+}

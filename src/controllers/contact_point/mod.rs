@@ -1,0 +1,200 @@
+//! `ContactPoint`: its Secrets are read ([`endpoint`]), its line of the outbox is set up, and what its receiver said
+//! becomes its status ([`standing`]).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{Api, Client, Resource, ResourceExt};
+use sha2::{Digest, Sha256};
+
+use self::endpoint::{Blocked, Gathered, Source};
+use crate::api::ContactPoint;
+use crate::api::common::REQUESTED_AT;
+use crate::api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
+use crate::notify::Transport;
+use crate::notify::queue::{Outbox, Stage};
+use crate::runtime::events::Events;
+use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use crate::runtime::written::Written;
+use crate::runtime::{Key, apply, conditions};
+
+pub mod endpoint;
+pub mod standing;
+
+/// What the controller is called in logs and metrics.
+pub const NAME: &str = "contactpoint";
+/// The field manager of its writes.
+pub const MANAGER: &str = "quartermaster/contactpoint";
+
+/// What can go wrong in a pass.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A Secret could not be read.
+    #[error(transparent)]
+    ReadSecret(Blocked),
+    /// The status could not be written.
+    #[error("the status could not be written: {0}")]
+    WriteStatus(#[source] kube::Error),
+}
+
+impl Failure for Error {
+    fn class(&self) -> Class {
+        match self {
+            Self::ReadSecret(_) => Class::Transient,
+            Self::WriteStatus(error) => error.class(),
+        }
+    }
+}
+
+/// The controller.
+pub struct ContactPoints<T> {
+    /// Talks to the apiserver.
+    pub client: Client,
+    /// Where Secrets are looked for.
+    pub source: Source,
+    /// The lines.
+    pub outbox: Arc<Outbox<T>>,
+    /// Where Events go.
+    pub events: Events,
+    /// A Secret in use is read again after this.
+    pub reread: Duration,
+    /// What was written last.
+    pub written: Written<ContactPoint>,
+    /// What the line of each contact point was set up with.
+    pub lines: Mutex<HashMap<Key, SetUp>>,
+}
+
+/// What a line was set up with.
+pub struct SetUp {
+    tested: Tested,
+    requested_at: Option<String>,
+}
+
+impl<T: Transport> ContactPoints<T> {
+    /// The object is gone.
+    pub fn gone(&self, key: &Key) {
+        self.set_ups().remove(key);
+        self.outbox.remove(key);
+        self.written.forget(key);
+    }
+
+    fn set_ups(&self) -> MutexGuard<'_, HashMap<Key, SetUp>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self, key: &Key) {
+        self.set_ups().remove(key);
+        self.outbox.close(key);
+    }
+
+    /// Sets up the line, unless it is so already.
+    fn set_up(&self, key: &Key, point: &ContactPoint, gathered: Gathered) -> Tested {
+        let tested = Tested { spec: digest(&point.spec), secrets: gathered.secrets };
+        let requested_at = point.annotations().get(REQUESTED_AT).cloned();
+        let mut set_ups = self.set_ups();
+        let known = set_ups.get(key);
+        if known.is_none_or(|known| known.tested != tested) {
+            let stage = stage(point.status.as_ref(), &tested);
+            self.outbox.configure(key, gathered.endpoint, stage);
+        } else if known.is_some_and(|known| known.requested_at != requested_at) {
+            self.outbox.retry_now(key);
+        }
+        set_ups.insert(key.clone(), SetUp { tested: tested.clone(), requested_at });
+        tested
+    }
+
+    async fn write(&self, key: &Key, point: &ContactPoint, status: ContactPointStatus) -> Result<(), Error> {
+        let before = point.status.as_ref();
+        if before == Some(&status) {
+            return Ok(());
+        }
+        let api: Api<ContactPoint> = Api::namespaced(self.client.clone(), &key.namespace);
+        match apply::status(&api, MANAGER, point, &status).await {
+            Ok(written) => self.written.wrote(key, written),
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(error) => return Err(Error::WriteStatus(error)),
+        };
+        self.tell(point, before, &status);
+        Ok(())
+    }
+
+    /// An Event for each change of the reason.
+    fn tell(&self, point: &ContactPoint, before: Option<&ContactPointStatus>, status: &ContactPointStatus) {
+        let Some(now) = conditions::get(&status.conditions, conditions::READY) else { return };
+        let then = before.and_then(|before| conditions::get(&before.conditions, conditions::READY));
+        if then.is_some_and(|then| then.reason == now.reason && then.message == now.message) {
+            return;
+        }
+        let regarding = point.object_ref(&());
+        if status.ready {
+            self.events.normal(regarding, "Test", &now.reason, now.message.clone());
+        } else {
+            self.events.warning(regarding, "Test", &now.reason, now.message.clone());
+        }
+    }
+}
+
+/// How a line starts: an endpoint that was tested before is not tested again.
+fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> Stage {
+    match status {
+        Some(status) if status.tested.as_ref() == Some(tested) && status.ready => Stage::Open,
+        Some(status) if status.tested.as_ref() == Some(tested) => Stage::Probe,
+        // The original program said so, and it sent the message.
+        Some(status) if status.ready && status.observed_generation.is_none() => Stage::Open,
+        _ => Stage::Test,
+    }
+}
+
+/// Digest of what a spec says of the endpoint: suspending it is no change of that.
+fn digest(spec: &ContactPointSpec) -> String {
+    let spec = ContactPointSpec { suspend: None, ..spec.clone() };
+    let json = serde_json::to_vec(&spec).unwrap_or_default();
+    Sha256::digest(json).iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+}
+
+impl<T: Transport> Reconciler for ContactPoints<T> {
+    type Object = ContactPoint;
+    type Error = Error;
+
+    async fn reconcile(&self, point: Arc<ContactPoint>) -> Result<Outcome, Error> {
+        let key = Key::of(point.as_ref());
+        let point = self.written.newest(&key, point);
+        if point.meta().deletion_timestamp.is_some() {
+            self.gone(&key);
+            return Ok(Outcome::Done);
+        }
+        if point.spec.suspend.unwrap_or_default() {
+            self.close(&key);
+            return Ok(Outcome::Done);
+        }
+        let now = Time(jiff::Timestamp::now());
+        let generation = point.metadata.generation.unwrap_or_default();
+        match endpoint::gather(&self.source, &point).await {
+            Ok(gathered) => {
+                let tested = self.set_up(&key, &point, gathered);
+                let standing = self.outbox.standing(&key);
+                if let Some(status) = standing::status(point.status.as_ref(), &standing, &tested, generation, now) {
+                    let ready = status.ready;
+                    self.write(&key, &point, status).await?;
+                    if ready {
+                        self.outbox.open(&key);
+                    }
+                }
+                Ok(Outcome::RequeueAfter(self.reread))
+            }
+            Err(blocked) => {
+                let Some(reason) = blocked.reason() else { return Err(Error::ReadSecret(blocked)) };
+                self.close(&key);
+                let words = blocked.to_string();
+                let status = standing::blocked(point.status.as_ref(), reason, &words, generation, now);
+                self.write(&key, &point, status).await?;
+                match blocked {
+                    Blocked::SpecInvalid(_) => Ok(Outcome::Done),
+                    _ => Ok(Outcome::Waiting),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! One pass over a history: everything that a pass knows goes in, what is to be written comes out.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::{Bounds, Observation, Outcome, bound, expire, hold, mark, record};
+use crate::api::tracked_field::{Delivery, Entry, History, Subject};
+
+/// What a pass knows.
+pub struct Inputs<'a> {
+    /// What the spec tracks now.
+    pub subject: &'a Subject,
+    /// What was seen since the last pass, oldest first.
+    pub observations: &'a [Observation],
+    /// What became of entries, by id.
+    pub outcomes: &'a [(String, Outcome)],
+    /// Entries that are being sent.
+    pub in_flight: &'a HashSet<String>,
+    /// It or its contact point is suspended.
+    pub held: bool,
+    /// `spec.historyLimit`.
+    pub limit: Option<i64>,
+    /// An entry that waits for longer is given up.
+    pub max_age: Duration,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What comes of it.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// The history to write.
+    pub history: History,
+    /// Whether it differs from the one before.
+    pub changed: bool,
+    /// Entries that were given up, or that their receiver will never take.
+    pub failed: Vec<Entry>,
+    /// How many of those grew too old.
+    pub expired: usize,
+    /// How many changes were folded into their neighbours.
+    pub merged: usize,
+}
+
+/// The history after a pass.
+pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> String) -> Changes {
+    let mut history = before.to_vec();
+    record(&mut history, inputs.subject, inputs.observations.iter().cloned(), &mut ids);
+    mark(&mut history, inputs.outcomes.iter().cloned());
+    hold(&mut history, inputs.held, inputs.now);
+    let expired = expire(&mut history, inputs.now, inputs.max_age);
+    let failed_before: HashSet<&str> =
+        before.iter().filter(|entry| is_failed(entry)).filter_map(|entry| entry.id.as_deref()).collect();
+    let failed = history
+        .iter()
+        .filter(|entry| is_failed(entry) && entry.id.as_deref().is_some_and(|id| !failed_before.contains(id)))
+        .cloned()
+        .collect();
+    let bounded = bound(&mut history, Bounds::new(inputs.limit), |id| inputs.in_flight.contains(id), ids);
+    Changes { changed: history != before, history, failed, expired, merged: bounded.merged }
+}
+
+fn is_failed(entry: &Entry) -> bool {
+    entry.delivery == Some(Delivery::Failed)
+}

@@ -1,0 +1,152 @@
+//! Which resource of the API a target is.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
+use kube::Client;
+use kube::core::GroupVersionKind;
+use kube::discovery::ApiResource;
+
+use crate::api::tracked_field::Target;
+
+/// A resource that can be watched.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// Its names.
+    pub resource: ApiResource,
+    /// Whether its objects live in namespaces.
+    pub namespaced: bool,
+}
+
+impl Resolved {
+    /// The namespace that `target` lies in; empty for a cluster-scoped one.
+    pub fn place<'a>(&self, target: &'a Target) -> &'a str {
+        if self.namespaced { &target.namespace } else { "" }
+    }
+}
+
+/// Why a target is no resource.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// What the apiserver serves does not fit what the spec says.
+    #[error("{0}")]
+    ResourceMismatch(String),
+    /// Secrets are not tracked.
+    #[error("Secrets are not tracked: their values would stand in a message; name another kind")]
+    Refused,
+    /// The apiserver did not say.
+    #[error("the apiserver's list of resources could not be read: {0}")]
+    Discovery(#[source] kube::Error),
+}
+
+/// Resources other than the three that every cluster has, as discovery told.
+#[derive(Default)]
+pub struct Resolver(Mutex<HashMap<(String, String), Resolved>>);
+
+impl Resolver {
+    /// What `target` is, if that is known without asking.
+    pub fn known(&self, target: &Target) -> Option<Resolved> {
+        match (&target.api_version, &target.resource) {
+            (Some(api_version), Some(plural)) => {
+                let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let resolved = known.get(&(api_version.clone(), plural.clone()))?;
+                (resolved.resource.kind == target.kind).then(|| resolved.clone())
+            }
+            _ => built_in(&target.kind),
+        }
+    }
+
+    /// What `target` is. Asks the apiserver once for each resource that it serves.
+    pub async fn resolve(&self, client: &Client, target: &Target) -> Result<Resolved, TargetError> {
+        let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) else {
+            return built_in(&target.kind).ok_or_else(|| {
+                TargetError::ResourceMismatch(format!(
+                    "kind {:?} needs target.apiVersion and target.resource (the plural) beside it",
+                    target.kind
+                ))
+            });
+        };
+        if is_secret(api_version, plural) || target.kind.eq_ignore_ascii_case("secret") {
+            return Err(TargetError::Refused);
+        }
+        let key = (api_version.clone(), plural.clone());
+        let cached = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let resolved = match cached {
+            Some(resolved) => resolved,
+            None => discover(client, api_version, plural).await?,
+        };
+        if resolved.resource.kind != target.kind {
+            return Err(TargetError::ResourceMismatch(format!(
+                "{plural} of {api_version} are of kind {}, not {}: write target.kind: {}",
+                resolved.resource.kind, target.kind, resolved.resource.kind
+            )));
+        }
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, resolved.clone());
+        Ok(resolved)
+    }
+}
+
+/// Secrets, by whatever name they go.
+fn is_secret(api_version: &str, plural: &str) -> bool {
+    let resource = plural.split('/').next().unwrap_or_default();
+    api_version == "v1" && resource.eq_ignore_ascii_case("secrets")
+}
+
+fn built_in(kind: &str) -> Option<Resolved> {
+    let (group, plural) = match kind {
+        "Deployment" => ("apps", "deployments"),
+        "StatefulSet" => ("apps", "statefulsets"),
+        "Service" => ("", "services"),
+        _ => return None,
+    };
+    let gvk = GroupVersionKind::gvk(group, "v1", kind);
+    Some(Resolved { resource: ApiResource::from_gvk_with_plural(&gvk, plural), namespaced: true })
+}
+
+async fn discover(client: &Client, api_version: &str, plural: &str) -> Result<Resolved, TargetError> {
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let served = if group.is_empty() {
+        client.list_core_api_resources(version).await
+    } else {
+        client.list_api_group_resources(api_version).await
+    };
+    let served = match served {
+        Ok(list) => list.resources,
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            return Err(TargetError::ResourceMismatch(format!("the apiserver does not serve {api_version}")));
+        }
+        Err(error) => return Err(TargetError::Discovery(error)),
+    };
+    let Some(APIResource { kind, namespaced, .. }) = served.iter().find(|resource| resource.name == plural) else {
+        let names = served.iter().map(|resource| resource.name.as_str());
+        let near = nearest(plural, names).map(|near| format!("; there is {near:?}")).unwrap_or_default();
+        return Err(TargetError::ResourceMismatch(format!("{api_version} has no resource {plural:?}{near}")));
+    };
+    let gvk = GroupVersionKind::gvk(group, version, kind);
+    Ok(Resolved { resource: ApiResource::from_gvk_with_plural(&gvk, plural), namespaced: *namespaced })
+}
+
+/// The name nearest to one that does not exist, if any is near.
+pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = names.map(|name| (strsim::normalized_damerau_levenshtein(wanted, name), name));
+    scored.filter(|(score, _)| *score >= 0.5).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_near_name_is_found_and_a_far_one_is_not() {
+        let names = || ["telegram-cp", "pager", "mail"].into_iter();
+        assert_eq!(nearest("telegram-chat", names()), Some("telegram-cp"));
+        assert_eq!(nearest("zzz", names()), None);
+    }
+
+    #[test]
+    fn secrets_go_by_one_name() {
+        assert!(is_secret("v1", "secrets") && is_secret("v1", "Secrets") && is_secret("v1", "secrets/status"));
+        assert!(!is_secret("external-secrets.io/v1", "externalsecrets"));
+    }
+}

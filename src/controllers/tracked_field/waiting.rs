@@ -1,0 +1,152 @@
+//! Why a `TrackedField` waits: the words of its annotation and of its Event.
+
+use std::fmt;
+
+use super::tracker::{TargetKey, Tracker, Trouble};
+use crate::api::{ContactPoint, TrackedField};
+use crate::runtime::watch_hub::ResourceName;
+use crate::runtime::{Key, conditions};
+
+/// Why nothing is recorded, or nothing sent. The variant's name is the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// The target does not exist.
+    TargetNotFound {
+        /// What it is, as `KIND NAMESPACE/NAME`.
+        target: String,
+    },
+    /// The operator may not read the target.
+    Forbidden {
+        /// What it may not read.
+        resource: ResourceName,
+        /// The apiserver's words.
+        message: String,
+    },
+    /// The spec names a resource that the apiserver does not serve so.
+    ResourceMismatch(String),
+    /// The field cannot be looked up.
+    Field {
+        /// `FieldNotFound` or `InvalidPath`.
+        reason: &'static str,
+        /// What to write instead.
+        message: String,
+    },
+    /// The target lies where this operator does not watch.
+    OutOfScope {
+        /// The target's namespace; empty for a cluster-scoped one.
+        namespace: String,
+    },
+    /// There is no such contact point.
+    ContactPointNotFound {
+        /// Its name.
+        name: String,
+        /// The name nearest to it that there is.
+        nearest: Option<String>,
+    },
+    /// The contact point is not ready, or is suspended.
+    ContactPointNotReady {
+        /// Its name.
+        name: String,
+        /// Its own reason.
+        because: String,
+    },
+    /// The receiver does not take messages now; they are tried again.
+    DeliveryFailing {
+        /// The contact point's name.
+        name: String,
+        /// What happened last.
+        message: String,
+    },
+}
+
+impl Waiting {
+    /// The reason, as Events have it.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::TargetNotFound { .. } => "TargetNotFound",
+            Self::Forbidden { .. } => "Forbidden",
+            Self::ResourceMismatch(_) => "ResourceMismatch",
+            Self::Field { reason, .. } => reason,
+            Self::OutOfScope { .. } => "OutOfScope",
+            Self::ContactPointNotFound { .. } => "ContactPointNotFound",
+            Self::ContactPointNotReady { .. } => "ContactPointNotReady",
+            Self::DeliveryFailing { .. } => "DeliveryFailing",
+        }
+    }
+
+    /// The words.
+    pub fn message(&self) -> String {
+        match self {
+            Self::TargetNotFound { target } => format!("{target} does not exist; it is told of once it does"),
+            Self::Forbidden { resource, message } => format!(
+                "{message}; grant it with a ClusterRole labelled quartermaster.dev/aggregate-to-tracker: \"true\" whose \
+                 rule is apiGroups: [{:?}], resources: [{:?}], verbs: [get, list, watch]",
+                resource.api_version.split_once('/').map_or("", |(group, _)| group),
+                resource.plural
+            ),
+            Self::ResourceMismatch(message) | Self::Field { message, .. } => message.clone(),
+            Self::OutOfScope { namespace } if namespace.is_empty() => {
+                "the target is cluster-scoped, and this operator watches some namespaces only (--watch-namespace)"
+                    .into()
+            }
+            Self::OutOfScope { namespace } => {
+                format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
+            }
+            Self::ContactPointNotFound { name, nearest: Some(nearest) } => {
+                format!("{name:?} not found; there is {nearest:?}")
+            }
+            Self::ContactPointNotFound { name, nearest: None } => format!("{name:?} not found"),
+            Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
+            Self::DeliveryFailing { name, message } => format!("{name:?}: {message}; it is tried again"),
+        }
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.reason(), self.message())
+    }
+}
+
+/// What keeps a target from being tracked.
+pub fn of_target(
+    tracker: &Tracker,
+    key: &Key,
+    shard: Option<&str>,
+    target: &TargetKey,
+    object: &TrackedField,
+) -> Option<Waiting> {
+    match tracker.trouble(&target.resource, shard) {
+        Some(Trouble::Forbidden(message)) => {
+            return Some(Waiting::Forbidden { resource: target.resource.clone(), message });
+        }
+        Some(Trouble::NotServed) => {
+            let ResourceName { api_version, plural } = &target.resource;
+            return Some(Waiting::ResourceMismatch(format!("the apiserver does not serve {plural} of {api_version}")));
+        }
+        None => {}
+    }
+    (tracker.exists(key) == Some(false)).then(|| {
+        let kind = &object.spec.target.kind;
+        let place = if target.namespace.is_empty() { String::new() } else { format!("{}/", target.namespace) };
+        Waiting::TargetNotFound { target: format!("{kind} {place}{}", target.name) }
+    })
+}
+
+/// What keeps a contact point from taking messages.
+pub fn of_point(point: &ContactPoint) -> Option<Waiting> {
+    let name = point.metadata.name.clone().unwrap_or_default();
+    if point.spec.suspend.unwrap_or_default() {
+        return Some(Waiting::ContactPointNotReady { name, because: "it is suspended".into() });
+    }
+    let status = point.status.as_ref();
+    if status.is_some_and(|status| status.ready) {
+        return None;
+    }
+    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
+    let because = ready.map_or_else(
+        || "it has not been tried yet".to_owned(),
+        |condition| format!("{}: {}", condition.reason, condition.message),
+    );
+    Some(Waiting::ContactPointNotReady { name, because })
+}

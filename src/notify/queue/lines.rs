@@ -1,0 +1,535 @@
+//! What is sent next, and what an answer means: no clock, no network.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use kube::ResourceExt;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use super::{Patience, Stage, Standing};
+use crate::api::TrackedField;
+use crate::controllers::tracked_field::history::{self, Outcome};
+use crate::notify::{Endpoint, Failure, Item, Sent};
+use crate::runtime::Key;
+use crate::runtime::backoff::Series;
+
+/// How many entries one request is given to choose from: what is in flight cannot be merged when an outbox is full, so
+/// it must stay well below the 500 that one holds.
+const BATCH: usize = 100;
+/// From which failure in a row messages count as failing: one is no news.
+const FAILING_FROM: u32 = 2;
+
+/// The lines of all contact points.
+#[derive(Default)]
+pub struct Lines {
+    lines: HashMap<Key, Line>,
+    /// Which line the entries of a `TrackedField` wait in.
+    places: HashMap<Key, Key>,
+    /// Entries being sent, or sent and not yet recorded: no line takes another one of the same `TrackedField`.
+    flying: HashMap<Key, Vec<Flying>>,
+}
+
+struct Flying {
+    id: String,
+    line: Key,
+    outcome: Option<Outcome>,
+}
+
+#[derive(Default)]
+struct Line {
+    endpoint: Option<Endpoint>,
+    stage: Gate,
+    standing: Option<Standing>,
+    offers: BTreeMap<Key, Offer>,
+    batch: Option<Batch>,
+    /// How many of the next entries go alone, because a digest with them in it was rejected.
+    singly: usize,
+    failures: u32,
+    backoff: Option<Series>,
+    not_before: Option<Instant>,
+    /// Counts configurations: an answer to a request made under an earlier one is not this endpoint's.
+    edition: u64,
+    changed: Arc<Notify>,
+    worker: Option<AbortHandle>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Gate {
+    /// Nothing is sent.
+    #[default]
+    Closed,
+    /// The test message is sent.
+    Test,
+    /// The test message was taken; the contact point's status does not say so yet.
+    Tested,
+    /// What waits is sent.
+    Open,
+    /// What waits, or the test message, is sent now and then.
+    Stopped,
+}
+
+struct Offer {
+    object: Arc<TrackedField>,
+    pending: usize,
+}
+
+#[derive(Clone)]
+struct Batch {
+    items: Vec<Item>,
+    plain: bool,
+}
+
+/// What to send next.
+pub struct Request {
+    /// Where.
+    pub endpoint: Endpoint,
+    /// What; empty for the test message.
+    pub items: Vec<Item>,
+    /// Without any template of a user's.
+    pub plain: bool,
+    edition: u64,
+}
+
+/// What a line is to do now.
+pub enum Next {
+    /// Send something.
+    Send,
+    /// Wait for a change, until then at the latest.
+    Wait(Option<Instant>),
+    /// Nothing, ever: it is gone.
+    End,
+}
+
+/// Whom an answer concerns.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Concerned {
+    /// `TrackedField`s that have something to write.
+    pub fields: Vec<Key>,
+    /// Whether the contact point has.
+    pub point: bool,
+}
+
+impl Lines {
+    /// Whether the line needs a worker.
+    pub fn configure(&mut self, point: &Key, endpoint: Endpoint, stage: Stage) -> bool {
+        self.ground(point);
+        let line = self.lines.entry(point.clone()).or_default();
+        line.endpoint = Some(endpoint);
+        line.edition += 1;
+        line.standing = None;
+        line.stage = match stage {
+            Stage::Test => Gate::Test,
+            Stage::Open => Gate::Open,
+            Stage::Probe => Gate::Stopped,
+        };
+        line.rest();
+        line.worker.is_none()
+    }
+
+    pub fn employ(&mut self, point: &Key, worker: AbortHandle) {
+        if let Some(line) = self.lines.get_mut(point) {
+            line.worker = Some(worker);
+        }
+    }
+
+    pub fn open(&mut self, point: &Key) {
+        let Some(line) = self.lines.get_mut(point) else { return };
+        if line.stage == Gate::Tested {
+            line.stage = Gate::Open;
+            line.changed.notify_one();
+        }
+    }
+
+    pub fn close(&mut self, point: &Key) {
+        self.ground(point);
+        let Some(line) = self.lines.get_mut(point) else { return };
+        line.endpoint = None;
+        line.stage = Gate::Closed;
+        line.standing = None;
+        line.edition += 1;
+        line.rest();
+    }
+
+    pub fn remove(&mut self, point: &Key) {
+        self.close(point);
+        let Some(line) = self.lines.get_mut(point) else { return };
+        if let Some(worker) = line.worker.take() {
+            worker.abort();
+        }
+        if line.offers.is_empty() {
+            self.lines.remove(point);
+        }
+    }
+
+    pub fn retry_now(&mut self, point: &Key, now: Instant) {
+        let Some(line) = self.lines.get_mut(point) else { return };
+        line.backoff = None;
+        line.not_before = line.not_before.map(|_| now);
+        line.changed.notify_one();
+    }
+
+    pub fn standing(&self, point: &Key) -> Standing {
+        self.lines.get(point).and_then(|line| line.standing.clone()).unwrap_or(Standing::Untried)
+    }
+
+    pub fn failing(&self, point: &Key) -> Option<String> {
+        let line = self.lines.get(point)?;
+        match &line.standing {
+            Some(Standing::Retrying(message)) if line.failures >= FAILING_FROM => Some(message.clone()),
+            _ => None,
+        }
+    }
+
+    /// How many more entries wait than before.
+    pub fn offer(&mut self, point: &Key, object: &Arc<TrackedField>) -> i64 {
+        let field = Key::of(object.as_ref());
+        let before = self.take_out(&field);
+        let pending = object.status.iter().flatten().filter(|entry| entry.is_pending()).count();
+        if pending == 0 {
+            return -signed(before);
+        }
+        let line = self.lines.entry(point.clone()).or_default();
+        line.offers.insert(field.clone(), Offer { object: Arc::clone(object), pending });
+        line.changed.notify_one();
+        self.places.insert(field, point.clone());
+        signed(pending) - signed(before)
+    }
+
+    /// How many more entries wait than before.
+    pub fn withdraw(&mut self, field: &Key, gone: bool) -> i64 {
+        let before = self.take_out(field);
+        if gone {
+            for flying in self.flying.remove(field).unwrap_or_default() {
+                self.notify(&flying.line);
+            }
+        }
+        -signed(before)
+    }
+
+    pub fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
+        let flying = self.flying.get(field).into_iter().flatten();
+        flying.filter_map(|entry| Some((entry.id.clone(), entry.outcome.clone()?))).collect()
+    }
+
+    pub fn recorded(&mut self, field: &Key, outcomes: &[(String, Outcome)]) {
+        let Some(flying) = self.flying.get_mut(field) else { return };
+        let (done, rest) = std::mem::take(flying)
+            .into_iter()
+            .partition(|entry| entry.outcome.is_some() && outcomes.iter().any(|(id, _)| *id == entry.id));
+        *flying = rest;
+        if flying.is_empty() {
+            self.flying.remove(field);
+        }
+        let done: Vec<Flying> = done;
+        for entry in done {
+            self.notify(&entry.line);
+        }
+        if let Some(place) = self.places.get(field).cloned() {
+            self.notify(&place);
+        }
+    }
+
+    pub fn in_flight(&self, field: &Key) -> HashSet<String> {
+        self.flying.get(field).into_iter().flatten().map(|entry| entry.id.clone()).collect()
+    }
+
+    pub fn nothing_flies(&self) -> bool {
+        self.flying.is_empty()
+    }
+
+    pub fn end(&mut self) {
+        self.lines.values_mut().filter_map(|line| line.worker.take()).for_each(|worker| worker.abort());
+    }
+
+    /// What tells the worker of `point` that something changed.
+    pub fn changed(&self, point: &Key) -> Option<Arc<Notify>> {
+        self.lines.get(point).map(|line| Arc::clone(&line.changed))
+    }
+
+    pub fn endpoint(&self, point: &Key) -> Option<Endpoint> {
+        self.lines.get(point)?.endpoint.clone()
+    }
+
+    /// What the line of `point` is to do at `now`.
+    pub fn next(&self, point: &Key, now: Instant) -> Next {
+        let Some(line) = self.lines.get(point) else { return Next::End };
+        let unrecorded = self.flying.values().flatten().any(|entry| entry.line == *point && entry.outcome.is_some());
+        let something = match line.stage {
+            Gate::Closed | Gate::Tested => false,
+            Gate::Test | Gate::Stopped => true,
+            Gate::Open => line.batch.is_some() || self.sendable(line).next().is_some(),
+        };
+        match line.not_before {
+            _ if unrecorded || !something || line.endpoint.is_none() => Next::Wait(None),
+            Some(instant) if instant > now => Next::Wait(Some(instant)),
+            _ => Next::Send,
+        }
+    }
+
+    /// Offers of a line with nothing in the air.
+    fn sendable<'a>(&'a self, line: &'a Line) -> impl Iterator<Item = (&'a Key, &'a Offer)> {
+        line.offers.iter().filter(|(field, _)| !self.flying.contains_key(*field))
+    }
+
+    /// The request to send now, if there still is one. Its entries are in flight from here on.
+    pub fn take(&mut self, point: &Key, now: Instant) -> Option<Request> {
+        if !matches!(self.next(point, now), Next::Send) {
+            return None;
+        }
+        self.ground(point);
+        let line = self.lines.get(point)?;
+        let batch = match (&line.batch, line.stage) {
+            (_, Gate::Test) => Batch { items: Vec::new(), plain: false },
+            (Some(batch), _) if self.still_pending(line, batch) => batch.clone(),
+            (_, Gate::Stopped) => Batch { items: self.oldest(line, 1), plain: false },
+            _ => Batch { items: self.oldest(line, if line.singly > 0 { 1 } else { BATCH }), plain: false },
+        };
+        if batch.items.is_empty() && line.stage == Gate::Open {
+            return None;
+        }
+        for item in &batch.items {
+            let field = Key::new(&item.namespace, &item.name);
+            let id = item.entry.id.clone().unwrap_or_default();
+            self.flying.entry(field).or_default().push(Flying { id, line: point.clone(), outcome: None });
+        }
+        let line = self.lines.get_mut(point)?;
+        let endpoint = line.endpoint.clone()?;
+        let request = Request { endpoint, items: batch.items.clone(), plain: batch.plain, edition: line.edition };
+        line.batch = (!batch.items.is_empty()).then_some(batch);
+        Some(request)
+    }
+
+    /// A request that is tried again is the same one, so that its receiver can tell; unless an entry of it has been
+    /// given up in the meantime.
+    fn still_pending(&self, line: &Line, batch: &Batch) -> bool {
+        batch.items.iter().all(|item| {
+            let offer = line.offers.get(&Key::new(&item.namespace, &item.name));
+            let entries = offer.and_then(|offer| offer.object.status.as_deref()).unwrap_or_default();
+            entries.iter().any(|entry| entry.id == item.entry.id && entry.is_pending())
+        })
+    }
+
+    /// The oldest pending entries of a line. Ids are `UUIDv7`: they sort by time.
+    fn oldest(&self, line: &Line, count: usize) -> Vec<Item> {
+        let mut waiting: Vec<_> = self.sendable(line).map(|(_, offer)| items(&offer.object).peekable()).collect();
+        let mut heads = BinaryHeap::new();
+        for (index, items) in waiting.iter_mut().enumerate() {
+            if let Some(item) = items.peek() {
+                heads.push(Reverse((item.entry.id.clone(), index)));
+            }
+        }
+        let mut oldest = Vec::new();
+        while oldest.len() < count
+            && let Some(Reverse((_, index))) = heads.pop()
+        {
+            oldest.extend(waiting[index].next());
+            if let Some(item) = waiting[index].peek() {
+                heads.push(Reverse((item.entry.id.clone(), index)));
+            }
+        }
+        oldest
+    }
+
+    /// Takes in the answer to a request.
+    pub fn answered(
+        &mut self,
+        point: &Key,
+        request: &Request,
+        answer: Result<Sent, Failure>,
+        patience: Patience,
+        now: Instant,
+    ) -> Concerned {
+        let mut concerned = Concerned::default();
+        let current = self.lines.get(point).is_some_and(|line| line.edition == request.edition);
+        match answer {
+            Ok(sent) => {
+                // Delivered is delivered, also when the endpoint has changed since.
+                self.settle(point, request, sent.taken, &Outcome::Delivered, &mut concerned);
+                if current && let Some(line) = self.lines.get_mut(point) {
+                    concerned.point |= line.taken(&sent);
+                }
+            }
+            Err(Failure::Rejected { message, carried }) if !request.items.is_empty() => {
+                self.rejected(point, request, carried, message, current, &mut concerned);
+            }
+            Err(failure) => {
+                if current && let Some(line) = self.lines.get_mut(point) {
+                    concerned.point |= line.refused(failure, patience, now);
+                    if line.failures == FAILING_FROM {
+                        concerned.fields.extend(line.offers.keys().cloned());
+                    }
+                }
+                if self.lines.get(point).is_none_or(|line| line.batch.is_none()) {
+                    self.ground(point);
+                }
+            }
+        }
+        self.notify(point);
+        concerned
+    }
+
+    /// The receiver does not take these entries.
+    fn rejected(
+        &mut self,
+        point: &Key,
+        request: &Request,
+        carried: usize,
+        message: String,
+        current: bool,
+        concerned: &mut Concerned,
+    ) {
+        let Some(line) = self.lines.get_mut(point).filter(|_| current) else {
+            self.ground(point);
+            return;
+        };
+        let first = &request.items[0];
+        if carried > 1 {
+            line.singly = carried;
+            line.batch = None;
+            self.ground(point);
+        } else if !request.plain && (first.template.is_some() || request.endpoint.has_template()) {
+            line.batch = Some(Batch { items: vec![first.clone()], plain: true });
+        } else {
+            self.settle(point, request, 1, &Outcome::Failed { reason: message }, concerned);
+        }
+        // It answers: this is no failure of the receiver's.
+        if let Some(line) = self.lines.get_mut(point) {
+            concerned.point |= line.taken(&Sent::default());
+        }
+    }
+
+    /// The first `count` entries of the request have an outcome; the rest of it was not carried.
+    fn settle(&mut self, point: &Key, request: &Request, count: usize, outcome: &Outcome, concerned: &mut Concerned) {
+        for item in request.items.iter().take(count) {
+            let field = Key::new(&item.namespace, &item.name);
+            let flying = self.flying.get_mut(&field).into_iter().flatten();
+            for entry in flying.filter(|entry| Some(&entry.id) == item.entry.id.as_ref()) {
+                entry.outcome = Some(outcome.clone());
+            }
+            if concerned.fields.last() != Some(&field) {
+                concerned.fields.push(field);
+            }
+        }
+        concerned.fields.sort();
+        concerned.fields.dedup();
+        if let Some(line) = self.lines.get_mut(point) {
+            line.batch = None;
+            line.singly = line.singly.saturating_sub(count);
+        }
+        self.ground(point);
+    }
+
+    /// What is in flight from `point` without an outcome is not, any more.
+    fn ground(&mut self, point: &Key) {
+        self.flying.retain(|_, flying| {
+            flying.retain(|entry| entry.line != *point || entry.outcome.is_some());
+            !flying.is_empty()
+        });
+    }
+
+    /// How many entries waited.
+    fn take_out(&mut self, field: &Key) -> usize {
+        let Some(place) = self.places.remove(field) else { return 0 };
+        let Some(line) = self.lines.get_mut(&place) else { return 0 };
+        let waited = line.offers.remove(field).map_or(0, |offer| offer.pending);
+        line.changed.notify_one();
+        if line.offers.is_empty() && line.endpoint.is_none() && line.worker.is_none() {
+            self.lines.remove(&place);
+        }
+        waited
+    }
+
+    fn notify(&self, point: &Key) {
+        if let Some(line) = self.lines.get(point) {
+            line.changed.notify_one();
+        }
+    }
+}
+
+impl Line {
+    /// Nothing is being tried.
+    fn rest(&mut self) {
+        self.batch = None;
+        self.singly = 0;
+        self.failures = 0;
+        self.backoff = None;
+        self.not_before = None;
+        self.changed.notify_one();
+    }
+
+    /// The receiver took something; whether that is news for the contact point.
+    fn taken(&mut self, sent: &Sent) -> bool {
+        self.failures = 0;
+        self.backoff = None;
+        self.not_before = None;
+        self.stage = match self.stage {
+            Gate::Test => Gate::Tested,
+            Gate::Stopped => Gate::Open,
+            stage => stage,
+        };
+        let standing = Standing::Taken { migrated_to: sent.migrated_to };
+        let news = match (&self.standing, &standing) {
+            (Some(Standing::Taken { .. }), Standing::Taken { migrated_to: None }) => false,
+            (known, new) => known.as_ref() != Some(new),
+        };
+        if news {
+            self.standing = Some(standing);
+        }
+        news
+    }
+
+    /// The receiver took nothing; whether that is news for the contact point.
+    fn refused(&mut self, failure: Failure, patience: Patience, now: Instant) -> bool {
+        let (standing, delay) = match failure {
+            Failure::Retry { message, after } => {
+                self.failures += 1;
+                let delay = self.backoff.get_or_insert_with(|| patience.retry.series()).next_delay();
+                let delay = delay.max(after.unwrap_or_default());
+                match (&self.stage, &self.standing) {
+                    // Still stopped: that it could not be reached this time does not make it well.
+                    (Gate::Stopped, Some(stopped @ Standing::Stopped { .. })) => (stopped.clone(), patience.stopped),
+                    _ => (Standing::Retrying(message), delay),
+                }
+            }
+            Failure::Stop { reason, message } => {
+                self.stop();
+                (Standing::Stopped { reason: reason.as_str(), message }, patience.stopped)
+            }
+            Failure::Rejected { message, .. } => {
+                self.stop();
+                (Standing::Stopped { reason: "Rejected", message }, patience.stopped)
+            }
+        };
+        self.not_before = Some(now + delay);
+        let news = self.standing.as_ref() != Some(&standing);
+        self.standing = Some(standing);
+        news
+    }
+
+    fn stop(&mut self) {
+        self.stage = Gate::Stopped;
+        self.batch = None;
+        self.failures = 0;
+        self.backoff = None;
+    }
+}
+
+fn signed(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// What is pending in an object, oldest first, with what its message needs to know.
+fn items(object: &TrackedField) -> impl Iterator<Item = Item> {
+    let template: Option<Arc<str>> = object.spec.template.as_deref().map(Arc::from);
+    history::pending(object.status.as_deref().unwrap_or_default()).map(move |(entry, previous)| Item {
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+        uid: object.uid().unwrap_or_default(),
+        template: template.clone(),
+        entry: entry.clone(),
+        previous: previous.cloned(),
+    })
+}

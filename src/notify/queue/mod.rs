@@ -1,0 +1,184 @@
+//! The outbox: a line of waiting messages for each contact point.
+//!
+//! [`lines`] decides what is sent next and what an answer means; [`worker`] waits and sends, one request at a time for
+//! each contact point. The entries themselves live in the `TrackedField`s: their passes offer what is pending, take
+//! back the outcomes and write them. A line sends its next request only when every outcome of its last one stands in
+//! status, so a kill at any instant repeats at most the entries of one request.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use self::lines::Lines;
+use super::{Endpoint, Transport};
+use crate::api::{ContactPoint, TrackedField};
+use crate::controllers::tracked_field::history::Outcome;
+use crate::runtime::Key;
+use crate::runtime::backoff::Policy;
+use crate::runtime::metrics::Metrics;
+use crate::runtime::reconciler::Trigger;
+
+mod lines;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+/// How long a line waits before it tries again.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// After an answer that may be different next time.
+    pub retry: Policy,
+    /// After one that will not be until somebody mends something.
+    pub stopped: Duration,
+}
+
+/// How a contact point's receiver took what was last sent to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nothing was sent yet, to this endpoint.
+    Untried,
+    /// It took it.
+    Taken {
+        /// Where Telegram moved the chat.
+        migrated_to: Option<i64>,
+    },
+    /// It may take it later.
+    Retrying(String),
+    /// It takes nothing until somebody mends something.
+    Stopped {
+        /// The condition's reason.
+        reason: &'static str,
+        /// What happened.
+        message: String,
+    },
+}
+
+/// What a contact point's line may send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The test message, and nothing else until the contact point's status says that it is ready.
+    Test,
+    /// Whatever waits.
+    Open,
+    /// It was found stopped in its status: the oldest message that waits, or the test message, to see whether it is
+    /// mended.
+    Probe,
+}
+
+/// The lines of all contact points.
+pub struct Outbox<T> {
+    transport: T,
+    lines: Mutex<Lines>,
+    patience: Patience,
+    metrics: Metrics,
+    fields: Trigger<TrackedField>,
+    points: Trigger<ContactPoint>,
+    draining: CancellationToken,
+    landing: Notify,
+}
+
+impl<T: Transport> Outbox<T> {
+    /// No line yet. `fields` and `points` wake the passes that a change concerns; nothing new is sent once `draining`
+    /// is cancelled.
+    pub fn new(
+        transport: T,
+        patience: Patience,
+        metrics: Metrics,
+        fields: Trigger<TrackedField>,
+        points: Trigger<ContactPoint>,
+        draining: CancellationToken,
+    ) -> Arc<Self> {
+        let lines = Mutex::default();
+        Arc::new(Self { transport, lines, patience, metrics, fields, points, draining, landing: Notify::new() })
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the line of `point` send to `endpoint`. What was being tried with another endpoint is given up.
+    pub fn configure(self: &Arc<Self>, point: &Key, endpoint: Endpoint, stage: Stage) {
+        let mut lines = self.lines();
+        if lines.configure(point, endpoint, stage) {
+            let worker = tokio::spawn(worker::run(Arc::clone(self), point.clone()));
+            lines.employ(point, worker.abort_handle());
+        }
+    }
+
+    /// The status of `point` says that it is ready: what waits may go.
+    pub fn open(&self, point: &Key) {
+        self.lines().open(point);
+    }
+
+    /// Has the line of `point` send nothing until it is configured again.
+    pub fn close(&self, point: &Key) {
+        self.lines().close(point);
+    }
+
+    /// The contact point is gone.
+    pub fn remove(&self, point: &Key) {
+        self.lines().remove(point);
+    }
+
+    /// Has the line of `point` try again now, whatever it waits for.
+    pub fn retry_now(&self, point: &Key) {
+        self.lines().retry_now(point, Instant::now());
+    }
+
+    /// How the receiver of `point` took what was last sent.
+    pub fn standing(&self, point: &Key) -> Standing {
+        self.lines().standing(point)
+    }
+
+    /// Why messages to `point` have failed more than once in a row.
+    pub fn failing(&self, point: &Key) -> Option<String> {
+        self.lines().failing(point)
+    }
+
+    /// What is pending in `object` waits in the line of `point`, in place of what was offered for it before.
+    pub fn offer(&self, point: &Key, object: &Arc<TrackedField>) {
+        let change = self.lines().offer(point, object);
+        self.metrics.pending_changed(change);
+    }
+
+    /// Nothing of `field` waits any more: it is gone, or suspended.
+    pub fn withdraw(&self, field: &Key, gone: bool) {
+        let change = self.lines().withdraw(field, gone);
+        self.metrics.pending_changed(change);
+    }
+
+    /// Outcomes of entries of `field` that do not stand in its status yet, by entry id.
+    pub fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
+        self.lines().outcomes(field)
+    }
+
+    /// These outcomes stand in the status of `field`.
+    pub fn recorded(&self, field: &Key, ids: &[(String, Outcome)]) {
+        self.lines().recorded(field, ids);
+        self.landing.notify_waiters();
+    }
+
+    /// Ids of entries of `field` that are being sent, or whose outcome is not recorded.
+    pub fn in_flight(&self, field: &Key) -> HashSet<String> {
+        self.lines().in_flight(field)
+    }
+
+    /// Nothing is in the air: every answer that came stands in status.
+    pub async fn landed(&self) {
+        loop {
+            let landing = self.landing.notified();
+            if self.lines().nothing_flies() {
+                return;
+            }
+            landing.await;
+        }
+    }
+
+    /// Ends what is still being sent.
+    pub fn end(&self) {
+        self.lines().end();
+    }
+}

@@ -1,0 +1,100 @@
+//! The task of one line: waits, sends, tells whom it concerns.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tracing::{debug, info, warn};
+use uuid::Uuid;
+
+use super::Outbox;
+use super::lines::{Concerned, Next, Request};
+use crate::notify::{Content, Endpoint, Failure, Sent, Transport};
+use crate::runtime::Key;
+use crate::runtime::metrics::{Notified, Receiver};
+
+/// Works off the line of `point` until it is removed.
+pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key) {
+    loop {
+        let changed = outbox.lines().changed(&point);
+        let Some(changed) = changed else { return };
+        let next = outbox.lines().next(&point, Instant::now());
+        match next {
+            Next::Send => send(&outbox, &point).await,
+            Next::Wait(None) => changed.notified().await,
+            Next::Wait(Some(until)) => {
+                tokio::select! {
+                    () = changed.notified() => {}
+                    () = tokio::time::sleep_until(until.into()) => {}
+                }
+            }
+            Next::End => return,
+        }
+    }
+}
+
+async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key) {
+    let endpoint = outbox.lines().endpoint(point);
+    let Some(endpoint) = endpoint else { return };
+    outbox.transport.slot(&endpoint).await;
+    if outbox.draining.is_cancelled() {
+        // The process is about to end this task: nothing new is begun.
+        return std::future::pending().await;
+    }
+    // Only now: what came while the pace made us wait goes along.
+    let request = outbox.lines().take(point, Instant::now());
+    let Some(request) = request else { return };
+    let content = if request.items.is_empty() {
+        Content::Test { namespace: &point.namespace, name: &point.name }
+    } else {
+        Content::Entries(&request.items)
+    };
+    let answer = outbox.transport.send(&request.endpoint, content, request.plain).await;
+    report(outbox, point, &request, &answer);
+    let Concerned { fields, point: concerned } =
+        outbox.lines().answered(point, &request, answer, outbox.patience, Instant::now());
+    outbox.landing.notify_waiters();
+    fields.iter().for_each(|field| outbox.fields.wake(field));
+    if concerned {
+        outbox.points.wake(point);
+    }
+}
+
+fn report<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request, answer: &Result<Sent, Failure>) {
+    let kind = match request.endpoint {
+        Endpoint::Telegram(_) => Receiver::Telegram,
+        Endpoint::Webhook(_) => Receiver::Webhook,
+    };
+    let (namespace, name) = (&*point.namespace, &*point.name);
+    match answer {
+        Ok(sent) => {
+            debug!(namespace, name, entries = sent.taken, "sent");
+            outbox.metrics.notified(kind, Notified::Delivered);
+            let now = Timestamp::now();
+            for item in request.items.iter().take(sent.taken) {
+                if let Some(age) = item.entry.id.as_deref().and_then(|id| age(id, now)) {
+                    outbox.metrics.notification_latency(age);
+                }
+            }
+        }
+        Err(Failure::Retry { message, after }) => {
+            info!(namespace, name, message, ?after, "not sent; it is tried again");
+            outbox.metrics.notified(kind, Notified::Retried);
+        }
+        Err(Failure::Stop { reason, message }) => {
+            warn!(namespace, name, message, reason = reason.as_str(), "not sent; nothing is until this is mended");
+            outbox.metrics.notified(kind, Notified::Stopped);
+        }
+        Err(Failure::Rejected { message, .. }) => {
+            warn!(namespace, name, message, "the receiver rejects this message");
+            outbox.metrics.notified(kind, Notified::Rejected);
+        }
+    }
+}
+
+/// How long ago an entry was made: its id says to the millisecond.
+fn age(id: &str, now: Timestamp) -> Option<Duration> {
+    let (seconds, nanoseconds) = Uuid::parse_str(id).ok()?.get_timestamp()?.to_unix();
+    let made = Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanoseconds).ok()?).ok()?;
+    Duration::try_from(now.duration_since(made)).ok()
+}

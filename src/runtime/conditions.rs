@@ -1,0 +1,71 @@
+//! Conditions as the API conventions have them: one of each type, and a transition time that moves with the status only.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// The condition type that says whether all is well.
+pub const READY: &str = "Ready";
+/// Longest message kept, in bytes: the API allows 32 KiB, but people read these in a table.
+const MAX_MESSAGE: usize = 1024;
+
+/// Puts a condition into `conditions`, in place of the one of its type.
+pub fn set(
+    conditions: &mut Vec<Condition>,
+    type_: &str,
+    well: bool,
+    reason: &str,
+    message: &str,
+    generation: i64,
+    now: Time,
+) {
+    let status = if well { "True" } else { "False" };
+    let mut cut = message.len().min(MAX_MESSAGE);
+    while !message.is_char_boundary(cut) {
+        cut -= 1;
+    }
+    let message = &message[..cut];
+    let existing = conditions.iter_mut().find(|condition| condition.type_ == type_);
+    let since = match &existing {
+        Some(condition) if condition.status == status => condition.last_transition_time.clone(),
+        _ => now,
+    };
+    let condition = Condition {
+        type_: type_.into(),
+        status: status.into(),
+        reason: reason.into(),
+        message: message.into(),
+        observed_generation: Some(generation),
+        last_transition_time: since,
+    };
+    match existing {
+        Some(existing) => *existing = condition,
+        None => conditions.push(condition),
+    }
+}
+
+/// The condition of that type.
+pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Time {
+        Time(text.parse().unwrap())
+    }
+
+    #[test]
+    fn the_transition_time_moves_with_the_status_only() {
+        let mut conditions = Vec::new();
+        set(&mut conditions, READY, false, "SecretNotFound", "no", 1, at("2026-01-01T00:00:00Z"));
+        set(&mut conditions, READY, false, "Unauthorized", "still no", 2, at("2026-01-01T00:00:05Z"));
+        let condition = get(&conditions, READY).unwrap();
+        assert_eq!(condition.last_transition_time, at("2026-01-01T00:00:00Z"));
+        assert_eq!((condition.reason.as_str(), condition.observed_generation), ("Unauthorized", Some(2)));
+        set(&mut conditions, READY, true, "Ready", "", 2, at("2026-01-01T00:00:09Z"));
+        assert_eq!(get(&conditions, READY).unwrap().last_transition_time, at("2026-01-01T00:00:09Z"));
+        assert_eq!(conditions.len(), 1);
+    }
+}

@@ -1,0 +1,77 @@
+//! Whether the CRD of a kind is there, and ours.
+
+use futures::StreamExt;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::Event;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tracing::warn;
+
+use crate::api::common::SCHEMA;
+use crate::registry::Kind;
+
+/// What is known of a CRD.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// It is there, with our schema.
+    Present,
+    /// It is not, or is another one, in the words of `/readyz`.
+    Absent(String),
+}
+
+/// Follows the CRD of `kind`; nothing is known until its watch has answered.
+pub fn follow(client: Client, kind: &Kind, tasks: &mut JoinSet<()>) -> watch::Receiver<Option<Presence>> {
+    let (sender, receiver) = watch::channel(None);
+    let (name, ours) = (kind.crd_name(), kind.schema());
+    tasks.spawn(async move {
+        let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
+        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+        let mut events = std::pin::pin!(watcher(api, config).default_backoff());
+        let mut listed = None;
+        while let Some(event) = events.next().await {
+            let presence = match event {
+                Ok(Event::Init) => {
+                    listed = None;
+                    continue;
+                }
+                Ok(Event::InitApply(crd)) => {
+                    listed = Some(judge(&name, &crd, &ours));
+                    continue;
+                }
+                Ok(Event::InitDone) => listed.take().unwrap_or_else(|| missing(&name)),
+                Ok(Event::Apply(crd)) => judge(&name, &crd, &ours),
+                Ok(Event::Delete(_)) => missing(&name),
+                Err(error) => {
+                    warn!(crd = name, error = &error as &dyn std::error::Error, "the CRD's watch failed; it goes on");
+                    continue;
+                }
+            };
+            sender.send_if_modified(|known| {
+                let news = known.as_ref() != Some(&presence);
+                *known = Some(presence);
+                news
+            });
+        }
+    });
+    receiver
+}
+
+fn missing(name: &str) -> Presence {
+    Presence::Absent(format!("CRD {name} is not installed"))
+}
+
+/// A CRD without our mark is an older one: it would prune our fields without a word.
+fn judge(name: &str, crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &str) -> Presence {
+    match crd.annotations().get(SCHEMA) {
+        Some(theirs) if theirs == ours => Presence::Present,
+        Some(theirs) => Presence::Absent(format!(
+            "CRD {name} has schema {theirs}, not {ours}: install this version's CRDs (quartermaster crds | kubectl apply -f -)"
+        )),
+        None => Presence::Absent(format!(
+            "CRD {name} is not this program's: install its CRDs (quartermaster crds | kubectl apply -f -)"
+        )),
+    }
+}

@@ -1,0 +1,256 @@
+//! The trait that a controller implements, and what surrounds each of its passes: a time limit, a guard against panics,
+//! a growing delay after failures, a cap on how many run at once, one log line, one measurement.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures::{FutureExt, StreamExt};
+use kube::runtime::controller::{Action, Config as ApplierConfig, Error as ApplierError, ReconcileRequest, applier};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Resource, ResourceExt};
+use tokio::sync::mpsc;
+use tracing::{Instrument, debug, error, info, warn};
+
+use super::Key;
+use super::backoff::{Backoffs, Policy};
+use super::health::Watchdog;
+use super::metrics::{ControllerMetrics, Metrics, Reconciled};
+use super::telemetry;
+use crate::api::common::REQUESTED_AT;
+
+/// What is done for one kind.
+pub trait Reconciler: Send + Sync + 'static {
+    /// The kind.
+    type Object: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static;
+    /// What can go wrong in a pass.
+    type Error: Failure;
+
+    /// One pass over one object. Never two at once for the same object; may be dropped at any await.
+    fn reconcile(&self, object: Arc<Self::Object>) -> impl Future<Output = Result<Outcome, Self::Error>> + Send;
+}
+
+/// How a pass ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing to do until something changes.
+    Done,
+    /// Something is not there yet that no watch tells of: asked for again, with growing delays.
+    Waiting,
+    /// Something falls due by the clock.
+    RequeueAfter(Duration),
+}
+
+/// An error of a pass, sorted.
+pub trait Failure: std::error::Error + Send + Sync + 'static {
+    /// What is to be done about it.
+    fn class(&self) -> Class;
+}
+
+/// What is to be done about a failed pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Nothing, until somebody changes the object.
+    Terminal,
+    /// Try again, with growing delays.
+    Transient,
+    /// The object changed in the meantime: try again, it is no error.
+    Conflict,
+}
+
+impl Failure for kube::Error {
+    fn class(&self) -> Class {
+        match self {
+            Self::Api(status) if status.code == 409 => Class::Conflict,
+            _ => Class::Transient,
+        }
+    }
+}
+
+/// How passes are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How many passes of one controller run at once.
+    pub concurrency: u16,
+    /// How long one pass may take.
+    pub timeout: Duration,
+    /// Delays after failures.
+    pub failed: Policy,
+    /// Delays while something is waited for.
+    pub waiting: Policy,
+}
+
+/// Wakes the passes of one controller. Before [`Triggers::open`] nobody listens and nothing is kept: what is there by
+/// then is passed over once anyway.
+pub struct Trigger<K: Resource>(Arc<Mutex<Option<mpsc::UnboundedSender<ReconcileRequest<K>>>>>);
+
+impl<K: Resource> Clone for Trigger<K> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<K: Resource> Default for Trigger<K> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
+    /// Has a pass run over the object of this key, if it exists.
+    pub fn wake(&self, key: &Key) {
+        if let Some(sender) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            // The receiver is gone only while the process ends.
+            let _ = sender.send(ObjectRef::new(&key.name).within(&key.namespace).into());
+        }
+    }
+
+    fn open(&self) -> mpsc::UnboundedReceiver<ReconcileRequest<K>> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        receiver
+    }
+}
+
+/// One controller, ready to run.
+pub struct Runner<R: Reconciler> {
+    name: &'static str,
+    reconciler: Arc<R>,
+    limits: Limits,
+    metrics: ControllerMetrics,
+    watchdog: Watchdog,
+    failed: Backoffs<ObjectRef<R::Object>>,
+    waiting: Backoffs<ObjectRef<R::Object>>,
+    /// The last `requested-at` of each object that has one.
+    requested: Mutex<HashMap<ObjectRef<R::Object>, String>>,
+}
+
+impl<R: Reconciler> Runner<R> {
+    /// `name` is what logs and metrics call the controller.
+    pub fn new(name: &'static str, reconciler: Arc<R>, limits: Limits, metrics: &Metrics, watchdog: Watchdog) -> Self {
+        Self {
+            name,
+            reconciler,
+            limits,
+            metrics: metrics.controller(name, limits.concurrency.into()),
+            watchdog,
+            failed: Backoffs::new(limits.failed),
+            waiting: Backoffs::new(limits.waiting),
+            requested: Mutex::default(),
+        }
+    }
+
+    /// Passes over every object of the store, then over each that is woken, until it is dropped.
+    pub async fn run(self, store: Store<R::Object>, trigger: Trigger<R::Object>) {
+        let woken = trigger.open();
+        let all: Vec<ReconcileRequest<R::Object>> =
+            store.state().iter().map(|object| ObjectRef::from_obj(object.as_ref()).into()).collect();
+        let woken = futures::stream::unfold(woken, |mut woken| async { woken.recv().await.map(|next| (next, woken)) });
+        let queue = futures::stream::iter(all).chain(woken).map(Ok::<_, Infallible>);
+        let runner = Arc::new(self);
+        let passes = applier(
+            |object, runner: Arc<Self>| async move { Ok::<_, Infallible>(runner.pass(object).await) }.boxed(),
+            |_, never: &Infallible, _| match *never {},
+            Arc::clone(&runner),
+            store,
+            queue,
+            ApplierConfig::default().concurrency(runner.limits.concurrency),
+        );
+        passes
+            .for_each(|pass| {
+                if let Err(ApplierError::ObjectNotFound(gone)) = pass {
+                    runner.forget(&ObjectRef::new(&gone.name).within(gone.namespace.as_deref().unwrap_or_default()));
+                }
+                std::future::ready(())
+            })
+            .await;
+    }
+
+    fn forget(&self, key: &ObjectRef<R::Object>) {
+        self.failed.reset(key);
+        self.waiting.reset(key);
+        self.requested.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+
+    /// Whether somebody asked for a pass since the last one.
+    fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
+        let Some(at) = object.annotations().get(REQUESTED_AT) else { return false };
+        let mut requested = self.requested.lock().unwrap_or_else(PoisonError::into_inner);
+        requested.insert(key.clone(), at.clone()).as_ref() != Some(at)
+    }
+
+    async fn pass(&self, object: Arc<R::Object>) -> Action {
+        let key = ObjectRef::from_obj(object.as_ref());
+        if self.requested(&key, &object) {
+            self.failed.reset(&key);
+            self.waiting.reset(&key);
+        }
+        let namespace = key.namespace.as_deref().unwrap_or_default();
+        let span = telemetry::pass(self.name, &R::Object::group(&()), &R::Object::kind(&()), namespace, &key.name);
+        self.guarded(&key, object).instrument(span).await
+    }
+
+    async fn guarded(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Action {
+        let began = Instant::now();
+        let _active = self.metrics.started();
+        let _busy = self.watchdog.busy();
+        let pass = AssertUnwindSafe(self.reconciler.reconcile(object)).catch_unwind();
+        let (result, action) = match tokio::time::timeout(self.limits.timeout, pass).await {
+            Ok(Ok(Ok(outcome))) => self.well(key, outcome),
+            Ok(Ok(Err(failure))) => self.failed(key, &failure),
+            Ok(Err(panic)) => {
+                error!(panic = what(&*panic), "the pass panicked");
+                self.metrics.panicked();
+                (Reconciled::Error, Action::requeue(self.failed.next_delay(key)))
+            }
+            Err(_) => {
+                warn!(limit = ?self.limits.timeout, "the pass took too long and was dropped");
+                (Reconciled::Error, Action::requeue(self.failed.next_delay(key)))
+            }
+        };
+        self.metrics.reconciled(result, began.elapsed());
+        action
+    }
+
+    fn well(&self, key: &ObjectRef<R::Object>, outcome: Outcome) -> (Reconciled, Action) {
+        self.failed.reset(key);
+        debug!(?outcome, "pass done");
+        if outcome != Outcome::Waiting {
+            self.waiting.reset(key);
+        }
+        match outcome {
+            Outcome::Done => (Reconciled::Success, Action::await_change()),
+            Outcome::Waiting => (Reconciled::RequeueAfter, Action::requeue(self.waiting.next_delay(key))),
+            Outcome::RequeueAfter(delay) => (Reconciled::RequeueAfter, Action::requeue(delay)),
+        }
+    }
+
+    fn failed(&self, key: &ObjectRef<R::Object>, failure: &R::Error) -> (Reconciled, Action) {
+        let error = failure as &dyn std::error::Error;
+        match failure.class() {
+            Class::Terminal => {
+                warn!(error, "the pass failed; it is tried again when the object changes");
+                (Reconciled::Error, Action::await_change())
+            }
+            Class::Transient => {
+                let delay = self.failed.next_delay(key);
+                warn!(error, ?delay, "the pass failed; it is tried again");
+                (Reconciled::Error, Action::requeue(delay))
+            }
+            Class::Conflict => {
+                info!(error, "the object changed in the meantime; the pass is done again");
+                (Reconciled::Requeue, Action::requeue(self.failed.next_delay(key)))
+            }
+        }
+    }
+}
+
+/// The words of a panic.
+fn what(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

@@ -1,0 +1,174 @@
+//! One watch a resource in the operator's scope, shared by all who look at it. Objects are never stored: each is shown
+//! to the observer and forgotten.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::core::{DynamicObject, Status};
+use kube::discovery::ApiResource;
+use kube::runtime::watcher::Event;
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::{Api, Client};
+use tokio::task::AbortHandle;
+use tracing::{debug, info, warn};
+
+use super::Scope;
+use super::backoff::Policy;
+use super::metrics::Metrics;
+
+/// How often a watch that the apiserver refuses is tried again: a right that is granted should show at once.
+const REFUSED: Policy = Policy { min: Duration::from_secs(1), max: Duration::from_secs(30) };
+
+/// A resource as the API's paths have it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ResourceName {
+    /// `apps/v1`, or `v1`.
+    pub api_version: String,
+    /// The plural.
+    pub plural: String,
+}
+
+impl From<&ApiResource> for ResourceName {
+    fn from(resource: &ApiResource) -> Self {
+        Self { api_version: resource.api_version.clone(), plural: resource.plural.clone() }
+    }
+}
+
+/// Who looks at what the watches show. Called from the watches' own tasks: it must not block.
+pub trait Observer: Send + Sync + 'static {
+    /// A watch begins to list its shard (`None` is the whole cluster).
+    fn listing(&self, resource: &ResourceName, shard: Option<&str>);
+    /// An object is there.
+    fn present(&self, resource: &ResourceName, object: DynamicObject);
+    /// An object was deleted: this is its last state.
+    fn gone(&self, resource: &ResourceName, object: DynamicObject);
+    /// Everything in the shard has been shown since [`Observer::listing`].
+    fn listed(&self, resource: &ResourceName, shard: Option<&str>);
+    /// The watch gets no answer, or a refusal; it goes on trying.
+    fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watch::Error);
+}
+
+/// The watches.
+pub struct WatchHub {
+    client: Client,
+    scope: Scope,
+    config: watch::Config,
+    observer: Arc<dyn Observer>,
+    metrics: Metrics,
+    watches: Mutex<HashMap<ResourceName, Vec<AbortHandle>>>,
+}
+
+impl WatchHub {
+    /// No watch yet. `config` says how to list.
+    pub fn new(
+        client: Client,
+        scope: Scope,
+        config: watch::Config,
+        observer: Arc<dyn Observer>,
+        metrics: Metrics,
+    ) -> Self {
+        Self { client, scope, config, observer, metrics, watches: Mutex::default() }
+    }
+
+    /// Sees to it that `resource` is watched.
+    pub fn ensure(&self, resource: &ApiResource, namespaced: bool) {
+        let name = ResourceName::from(resource);
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        if watches.contains_key(&name) {
+            return;
+        }
+        info!(resource = name.plural, apiVersion = name.api_version, "watching");
+        let shards = if namespaced { self.scope.shards() } else { vec![None] };
+        let handles = shards
+            .into_iter()
+            .map(|shard| {
+                let api = match &shard {
+                    Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
+                    None => Api::all_with(self.client.clone(), resource),
+                };
+                let watch = run(
+                    api,
+                    self.config.clone(),
+                    name.clone(),
+                    shard,
+                    Arc::clone(&self.observer),
+                    self.metrics.clone(),
+                );
+                tokio::spawn(watch).abort_handle()
+            })
+            .collect();
+        watches.insert(name, handles);
+    }
+
+    /// Ends the watches of resources for which `wanted` says no.
+    pub fn retain(&self, wanted: impl Fn(&ResourceName) -> bool) {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        watches.retain(|name, handles| {
+            let keep = wanted(name);
+            if !keep {
+                info!(resource = name.plural, apiVersion = name.api_version, "no longer watching");
+                handles.iter().for_each(AbortHandle::abort);
+            }
+            keep
+        });
+    }
+}
+
+impl Drop for WatchHub {
+    fn drop(&mut self) {
+        self.retain(|_| false);
+    }
+}
+
+async fn run(
+    api: Api<DynamicObject>,
+    config: watch::Config,
+    resource: ResourceName,
+    shard: Option<String>,
+    observer: Arc<dyn Observer>,
+    metrics: Metrics,
+) {
+    let shard = shard.as_deref();
+    let mut refusals = REFUSED.series();
+    loop {
+        let mut events = std::pin::pin!(watch(api.clone(), config.clone()).default_backoff());
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(Event::Init) => observer.listing(&resource, shard),
+                Ok(Event::InitApply(object) | Event::Apply(object)) => observer.present(&resource, object),
+                Ok(Event::Delete(object)) => observer.gone(&resource, object),
+                Ok(Event::InitDone) => {
+                    debug!(resource = resource.plural, "listed");
+                    refusals = REFUSED.series();
+                    observer.listed(&resource, shard);
+                }
+                Err(error) => {
+                    metrics.watch_restarted(&resource.plural);
+                    warn!(
+                        resource = resource.plural,
+                        error = &error as &dyn std::error::Error,
+                        "the watch failed; it goes on"
+                    );
+                    observer.failing(&resource, shard, &error);
+                    if refusal(&error).is_some_and(|status| matches!(status.code, 403 | 404)) {
+                        break;
+                    }
+                }
+            }
+        }
+        // Begun anew: a watch that goes on where it was does not say when it is let in again.
+        tokio::time::sleep(refusals.next_delay()).await;
+    }
+}
+
+/// The apiserver's own words, where a watch failed because it refused.
+pub fn refusal(error: &watch::Error) -> Option<&Status> {
+    match error {
+        watch::Error::InitialListFailed(kube::Error::Api(status))
+        | watch::Error::WatchStartFailed(kube::Error::Api(status))
+        | watch::Error::WatchError(status) => Some(status),
+        _ => None,
+    }
+}
