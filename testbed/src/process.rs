@@ -38,6 +38,16 @@ struct Start {
     reply: mpsc::SyncSender<io::Result<std::process::Child>>,
 }
 
+/// A command whose process is killed when the thread that starts it ends: for short work that the thread waits for.
+pub(crate) fn dies_with_its_thread(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--", "/bin/sh", "-c", IF_PARENT_LIVES])
+        .arg(std::process::id().to_string())
+        .arg(program);
+    command
+}
+
 /// A program to start, in the manner of [`std::process::Command`].
 #[derive(Debug)]
 pub struct Program {
@@ -49,12 +59,8 @@ impl Program {
     /// `program` is a path, or a name that is looked up in the child's `PATH`.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let program = program.as_ref();
-        let mut command = Command::new("setpriv");
-        command
-            .args(["--pdeathsig", "KILL", "--", "/bin/sh", "-c", IF_PARENT_LIVES])
-            .arg(std::process::id().to_string())
-            .arg(program)
-            .process_group(0); // a Ctrl-C is for the parent to act on
+        let mut command = dies_with_its_thread(program);
+        command.process_group(0); // a Ctrl-C is for the parent to act on
         let name = Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
         Self { name, command }
     }

@@ -25,7 +25,7 @@ use tokio::time::{sleep, timeout};
 use self::audit::Audit;
 use self::certs::Authority;
 use self::servers::{Ports, Servers};
-use crate::process::{Child, Folder};
+use crate::process::{Child, Folder, dies_with_its_thread};
 
 /// How long a server may take to be ready, on a machine that builds at the same time.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -208,9 +208,10 @@ impl ControlPlane {
         Ok(file)
     }
 
-    /// kubectl as admin, to be given arguments. It is killed when its handle is dropped.
+    /// kubectl as admin, to be given arguments. It is killed when its handle is dropped, or the thread that starts it
+    /// ends.
     pub fn kubectl(&self) -> Command {
-        let mut command = Command::new(self.servers.binaries.join("kubectl"));
+        let mut command = Command::from(dies_with_its_thread(self.servers.binaries.join("kubectl")));
         command
             .arg(format!("--kubeconfig={}", self.admin_kubeconfig().display()))
             // Not the user's own: it is kept by host and port, and a former control plane may have had this one's.
