@@ -61,9 +61,8 @@ async fn through(shared: &Shared, line: &Arc<Line>, request: Request<Incoming>) 
         .get(header::CONTENT_TYPE)
         .is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
     let guarded = about.verb == Verb::Watch && response.status().is_success() && is_json;
-    let response = response.map(|body| match guarded {
-        true => shared.watches.guard(about.clone(), body, line),
-        false => body.map_err(Error::from).boxed_unsync(),
+    let response = response.map(|body| {
+        if guarded { shared.watches.guard(about.clone(), body, line) } else { body.map_err(Error::from).boxed_unsync() }
     });
     Ok(faults.into_iter().fold(response, |response, fault| match fault {
         Fault::Hook(Point::AfterAnswer, hook) => {
@@ -199,10 +198,10 @@ pub(super) const FLUSHED: Duration = Duration::from_secs(1);
 /// Runs `then` once the last of this body was handed to the kernel.
 fn when_answered(body: Body, line: &Arc<Line>, then: impl Future<Output = Then> + Send + 'static) -> Body {
     let (done, ended) = oneshot::channel();
-    let mut flushes = line.flushes();
+    let mut flushed = line.flushed();
     tokio::spawn(async move {
         if let Ok(flushed_before) = ended.await {
-            let _ = tokio::time::timeout(FLUSHED, flushes.wait_for(|flushed| *flushed > flushed_before)).await;
+            let _ = tokio::time::timeout(FLUSHED, flushed.wait_for(|flushed| *flushed > flushed_before)).await;
             then.await;
         }
     });
@@ -218,7 +217,7 @@ struct Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         if let Some(done) = self.done.take() {
-            let _ = done.send(*self.line.flushes().borrow());
+            let _ = done.send(*self.line.flushed().borrow());
         }
     }
 }

@@ -36,6 +36,9 @@ use crate::journal::Journal;
 use crate::serve::{Line, Server, Wire};
 use crate::tls;
 
+/// Less than the time after which an apiserver closes an idle connection (90 s): a request must not meet that.
+const IDLE: Duration = Duration::from_secs(30);
+
 /// A request that reached the proxy.
 #[derive(Clone, Debug)]
 pub struct Seen {
@@ -75,7 +78,10 @@ impl Proxy {
             .https_only()
             .enable_http1()
             .wrap_connector(connector);
-        let client = Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(connector);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .build(connector);
         let shared = Arc::new(Shared {
             scheme: Scheme::HTTPS,
             authority,

@@ -26,11 +26,14 @@ async fn both<F: Future<Output = ()>>(test: impl Fn(reqwest::ClientBuilder) -> F
     test(reqwest::Client::builder().http2_prior_knowledge()).await;
 }
 
+/// Requests in short, each with its `Authorization`.
+type Asked = Arc<Mutex<Vec<(String, Option<String>)>>>;
+
 /// A small apiserver: it notes what it is asked, answers `{"items":[]}`, and streams to watches what it is told.
 struct Upstream {
     url: String,
     ca_pem: String,
-    asked: Arc<Mutex<Vec<(String, Option<String>)>>>,
+    asked: Asked,
     events: broadcast::Sender<Bytes>,
     server: Server,
 }
@@ -39,7 +42,7 @@ impl Upstream {
     fn start() -> Self {
         let authority = Authority::new("upstream").unwrap();
         let config = server_config(&authority.server(&["127.0.0.1"]).unwrap(), None, &["h2", "http/1.1"]).unwrap();
-        let asked = Arc::<Mutex<Vec<_>>>::default();
+        let asked = Asked::default();
         let events = broadcast::Sender::new(64);
         let server = Server::start(Some(config), {
             let (asked, events) = (asked.clone(), events.clone());
@@ -76,7 +79,7 @@ impl Upstream {
 type Answer = Response<http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>>;
 
 async fn answer(
-    asked: Arc<Mutex<Vec<(String, Option<String>)>>>,
+    asked: Asked,
     events: broadcast::Sender<Bytes>,
     request: Request<Incoming>,
 ) -> Result<Answer, hyper::Error> {
@@ -395,7 +398,7 @@ async fn a_watch_ends_cleanly_midway_or_with_410() {
 
 #[tokio::test]
 async fn an_upstream_that_is_gone_looks_like_one() {
-    let (upstream, proxy, client) = start(reqwest::Client::builder().http1_only());
+    let (upstream, proxy, client) = start(reqwest::Client::builder().pool_max_idle_per_host(0));
     let mut watch = client.watch().await;
     upstream.server.shut().await.unwrap();
     assert!(watch.next().await.is_err());

@@ -104,9 +104,13 @@ impl Watches {
 
     /// Ends the running watches that match, and says how many there were.
     pub(super) fn end(&self, matching: &Match, ending: Ending) -> usize {
-        let state = lock(&self.state);
-        let matching = state.live.values().filter(|(request, _)| matching.matches(request));
-        matching.filter(|(_, endings)| endings.send(ending).is_ok()).count()
+        let mut ended = 0;
+        lock(&self.state).live.retain(|_, (request, endings)| {
+            let ends = matching.matches(request) && endings.send(ending).is_ok();
+            ended += usize::from(ends);
+            !ends
+        });
+        ended
     }
 
     pub(super) fn live(&self, matching: &Match) -> usize {
@@ -124,8 +128,8 @@ impl Watches {
             state.live.insert(id, (request.clone(), endings));
             id
         };
-        let live = Live { watches: self.clone(), id };
-        tokio::spawn(run(live, request, upstream, inbox, out, line.flushes()));
+        let entry = Live { watches: self.clone(), id };
+        tokio::spawn(run(entry, request, upstream, inbox, out, line.flushed()));
         let frames = futures::stream::unfold(events, async |mut events| Some((events.recv().await?, events)));
         StreamBody::new(frames).boxed_unsync()
     }
@@ -169,14 +173,14 @@ impl Drop for Live {
 type Out = mpsc::Sender<Result<Frame<Bytes>, Error>>;
 
 async fn run(
-    live: Live,
+    entry: Live,
     request: ApiRequest,
     mut upstream: Incoming,
     mut endings: mpsc::UnboundedReceiver<Ending>,
     out: Out,
-    flushes: watch::Receiver<u64>,
+    flushed: watch::Receiver<u64>,
 ) {
-    let watches = live.watches.clone();
+    let watches = entry.watches.clone();
     let mut changed = watches.changed.subscribe();
     let mut lines = Lines::default();
     let mut waiting: VecDeque<Result<Frame<Bytes>, Error>> = VecDeque::new();
@@ -190,7 +194,7 @@ async fn run(
         tokio::select! {
             biased;
             () = out.closed() => return,
-            Some(ending) = endings.recv() => return end(&out, ending, flushes).await,
+            Some(ending) = endings.recv() => return end(&out, ending, flushed).await,
             Ok(()) = changed.changed() => {}
             permit = out.reserve(), if held.is_none() && !waiting.is_empty() => {
                 // It may have been frozen since.
@@ -223,7 +227,7 @@ async fn run(
     }
 }
 
-async fn end(out: &Out, ending: Ending, mut flushes: watch::Receiver<u64>) {
+async fn end(out: &Out, ending: Ending, mut flushed: watch::Receiver<u64>) {
     match ending {
         Ending::Clean => {}
         Ending::Gone => {
@@ -231,10 +235,10 @@ async fn end(out: &Out, ending: Ending, mut flushes: watch::Receiver<u64>) {
         }
         Ending::MidEvent => {
             let beginning = Bytes::from_static(b"{\"type\":\"MODIFIED\",\"object\":{\"kind\":");
-            let before = *flushes.borrow_and_update();
+            let before = *flushed.borrow_and_update();
             let _ = out.send(Ok(Frame::data(beginning))).await;
             // An error takes along what was not yet written.
-            let _ = tokio::time::timeout(FLUSHED, flushes.wait_for(|flushed| *flushed > before)).await;
+            let _ = tokio::time::timeout(FLUSHED, flushed.wait_for(|flushed| *flushed > before)).await;
             let _ = out.send(Err(io::Error::from(io::ErrorKind::ConnectionReset).into())).await;
         }
     }

@@ -125,7 +125,7 @@ impl Reply {
             Ending::Whole => Full::new(self.body).map_err(|never: Infallible| match never {}).boxed(),
             Ending::Half => {
                 line.reset_at_end();
-                half(self.body)
+                half(&self.body)
             }
         };
         let mut response = Response::new(body);
@@ -140,7 +140,7 @@ fn reset() -> io::Error {
 }
 
 /// The first half, then an error; one poll between them lets the first half reach the socket.
-fn half(body: Bytes) -> BoxBody<Bytes, io::Error> {
+fn half(body: &Bytes) -> BoxBody<Bytes, io::Error> {
     let first = body.slice(..body.len().div_ceil(2));
     let stream = futures::stream::unfold(0, move |step| {
         let first = first.clone();
