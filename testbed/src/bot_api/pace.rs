@@ -30,7 +30,7 @@ impl Default for Pace {
     fn default() -> Self {
         Self {
             chat: Limit { count: 1, window: Duration::from_secs(1) },
-            group: Limit { count: 20, window: Duration::from_secs(60) },
+            group: Limit { count: 20, window: Duration::from_mins(1) },
             overall: Limit { count: 30, window: Duration::from_secs(1) },
             tolerance: Duration::from_millis(20),
         }

@@ -120,7 +120,7 @@ async fn tokens_are_known_unknown_or_none() {
 #[tokio::test]
 async fn too_much_is_refused_and_impatience_recorded() {
     let api = api();
-    api.set_pace(Pace { group: Limit { count: 2, window: Duration::from_secs(60) }, ..Pace::unlimited() });
+    api.set_pace(Pace { group: Limit { count: 2, window: Duration::from_mins(1) }, ..Pace::unlimited() });
     let body = json!({"chat_id": -71, "text": "x"});
     let first = Instant::now();
     for _ in 0..2 {

@@ -11,7 +11,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use rustls::ServerConfig;
 
 use super::{Line, Moment, Server, Wire};
@@ -125,7 +125,7 @@ impl Reply {
             Ending::Whole => Full::new(self.body).map_err(|never: Infallible| match never {}).boxed(),
             Ending::Half => {
                 line.reset_at_end();
-                half(self.body)
+                half(&self.body)
             }
         };
         let mut response = Response::new(body);
@@ -140,7 +140,7 @@ fn reset() -> io::Error {
 }
 
 /// The first half, then an error; one poll between them lets the first half reach the socket.
-fn half(body: Bytes) -> BoxBody<Bytes, io::Error> {
+fn half(body: &Bytes) -> BoxBody<Bytes, io::Error> {
     let first = body.slice(..body.len().div_ceil(2));
     let stream = futures::stream::unfold(0, move |step| {
         let first = first.clone();
@@ -180,8 +180,9 @@ where
             handle(Arrived { moment, method, uri, headers, body }).await.act(&line).await
         }
     });
+    // No timeout: a connection of a client's pool may be idle for as long as a test likes.
     let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
+        .header_read_timeout(None)
         .serve_connection(TokioIo::new(wire), service);
     if let Err(error) = served.await {
         tracing::debug!(%error, "a connection ended early");

@@ -34,7 +34,7 @@ impl Moment {
 pub(crate) struct Line {
     reset: AtomicBool,
     head: Mutex<Option<Moment>>,
-    flushes: watch::Sender<u64>,
+    flushed: watch::Sender<u64>,
 }
 
 impl Line {
@@ -48,9 +48,9 @@ impl Line {
         lock(&self.head).take().unwrap_or_else(Moment::now)
     }
 
-    /// Counts what was handed to the kernel.
-    pub(crate) fn flushes(&self) -> watch::Receiver<u64> {
-        self.flushes.subscribe()
+    /// How many bytes of answers were handed to the kernel so far.
+    pub(crate) fn flushed(&self) -> watch::Receiver<u64> {
+        self.flushed.subscribe()
     }
 }
 
@@ -79,6 +79,7 @@ pub(crate) struct Wire {
     line: Arc<Line>,
     /// The next bytes read are the first of a request.
     expecting: bool,
+    written: u64,
 }
 
 impl Wire {
@@ -89,7 +90,7 @@ impl Wire {
             None => Transport::Plain(socket),
             Some(acceptor) => Transport::Tls(Box::new(acceptor.accept(socket).await?)),
         };
-        Ok(Self { transport, line, expecting: true })
+        Ok(Self { transport, line, expecting: true, written: 0 })
     }
 }
 
@@ -123,13 +124,18 @@ impl AsyncRead for Wire {
 impl AsyncWrite for Wire {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.expecting = true;
-        each_transport!(self, stream => stream.poll_write(cx, bytes))
+        let polled = each_transport!(self, stream => stream.poll_write(cx, bytes));
+        if let Poll::Ready(Ok(count)) = polled {
+            self.written += count as u64;
+        }
+        polled
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let polled = each_transport!(self, stream => stream.poll_flush(cx));
         if matches!(polled, Poll::Ready(Ok(()))) {
-            self.line.flushes.send_modify(|count| *count += 1);
+            let written = self.written;
+            self.line.flushed.send_if_modified(|flushed| std::mem::replace(flushed, written) != written);
         }
         polled
     }

@@ -1,1 +1,0 @@
-//! A proxy between the operator and the apiserver that counts requests and injects faults.

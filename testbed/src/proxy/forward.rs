@@ -1,0 +1,240 @@
+//! One request on its way through the proxy.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::uri::{Authority, PathAndQuery, Scheme};
+use http::{Request, Response, StatusCode, Uri, Version};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::{Bytes, Frame, Incoming, SizeHint};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use super::request::{ApiRequest, Verb};
+use super::rules::{Fault, Lost, Point, Refusal, Then};
+use super::watches::GONE;
+use super::{Seen, Shared};
+use crate::serve::{Line, Moment};
+
+pub(super) type Error = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type Body = UnsyncBoxBody<Bytes, Error>;
+pub(super) type Upstream = Client<HttpsConnector<HttpConnector>, Body>;
+
+/// Answers a request, or fails: the connection is then cut (of HTTP/2, the stream).
+pub(super) async fn serve(
+    shared: Arc<Shared>,
+    line: Arc<Line>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Error> {
+    let one_stream = request.version() < Version::HTTP_2;
+    let answer = through(&shared, &line, request).await;
+    if answer.is_err() && one_stream {
+        line.reset_at_end();
+    }
+    answer
+}
+
+async fn through(shared: &Shared, line: &Arc<Line>, request: Request<Incoming>) -> Result<Response<Body>, Error> {
+    let moment = Moment::now();
+    let (about, request) = read(request).await?;
+    shared.requests.push(Seen { at: moment.instant, request: about.clone() });
+    let faults = shared.rules.decide(&about);
+    if let Some(answer) = before(&faults, &about).await? {
+        return Ok(answer);
+    }
+    let mut response = shared.client.request(outgoing(request, &shared.scheme, &shared.authority)?).await?;
+    if let Some(answer) = after_applied(&faults, &about).await? {
+        return Ok(answer);
+    }
+    strip(response.headers_mut());
+    *response.version_mut() = Version::default();
+    let is_json = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"application/json"));
+    let guarded = about.verb == Verb::Watch && response.status().is_success() && is_json;
+    let response = response.map(|body| {
+        if guarded { shared.watches.guard(about.clone(), body, line) } else { body.map_err(Error::from).boxed_unsync() }
+    });
+    Ok(faults.into_iter().fold(response, |response, fault| match fault {
+        Fault::Hook(Point::AfterAnswer, hook) => {
+            let about = about.clone();
+            response.map(|body| when_answered(body, line, async move { hook(about).await }))
+        }
+        _ => response,
+    }))
+}
+
+/// What the request is about, and the request itself. What is created is read whole, for its name; everything else
+/// streams.
+async fn read(request: Request<Incoming>) -> Result<(ApiRequest, Request<Body>), Error> {
+    let mut about = ApiRequest::parse(request.method(), request.uri());
+    let (head, body) = request.into_parts();
+    let body = if about.verb == Verb::Create {
+        let bytes = body.collect().await?.to_bytes();
+        about.read_body(&bytes);
+        full(bytes)
+    } else {
+        body.map_err(Error::from).boxed_unsync()
+    };
+    Ok((about, Request::from_parts(head, body)))
+}
+
+async fn before(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<Body>>, Error> {
+    for fault in faults {
+        match fault {
+            Fault::Delay(delay) => tokio::time::sleep(*delay).await,
+            Fault::Answer(refusal) => return Ok(Some(refuse(*refusal))),
+            Fault::Cut => return Err(cut()),
+            Fault::Hang => std::future::pending().await,
+            Fault::Gone if about.verb == Verb::Watch => return Ok(Some(json_response(StatusCode::OK, GONE.into()))),
+            Fault::Gone => return Ok(Some(refuse(StatusCode::GONE.into()))),
+            // A task of its own: the hook may kill the client, and its end would end this one.
+            Fault::Hook(Point::Before, hook) => go_on(tokio::spawn(hook(about.clone())).await?)?,
+            Fault::LoseAnswer(_) | Fault::Hook(..) => {}
+        }
+    }
+    Ok(None)
+}
+
+async fn after_applied(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<Body>>, Error> {
+    for fault in faults {
+        match fault {
+            Fault::Hook(Point::AfterApplied, hook) => go_on(tokio::spawn(hook(about.clone())).await?)?,
+            Fault::LoseAnswer(Lost::Cut) => return Err(cut()),
+            Fault::LoseAnswer(Lost::Hang) => std::future::pending().await,
+            Fault::LoseAnswer(Lost::Answer(refusal)) => return Ok(Some(refuse(*refusal))),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+fn go_on(then: Then) -> Result<(), Error> {
+    if then == Then::Cut { Err(cut()) } else { Ok(()) }
+}
+
+fn cut() -> Error {
+    io::Error::from(io::ErrorKind::ConnectionReset).into()
+}
+
+fn full(bytes: Bytes) -> Body {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+}
+
+fn json_response(code: StatusCode, body: Bytes) -> Response<Body> {
+    let mut response = Response::new(full(body));
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A `Status`, as the apiserver answers.
+fn refuse(Refusal { code, retry_after }: Refusal) -> Response<Body> {
+    let mut status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": format!("the testbed says {code}"), "reason": reason(code), "code": code.as_u16(),
+    });
+    if let Some(seconds) = retry_after {
+        status["details"] = json!({"retryAfterSeconds": seconds});
+    }
+    let mut response = json_response(code, status.to_string().into());
+    if let Some(seconds) = retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+/// The `StatusReason` of apimachinery's `meta/v1` for a code.
+fn reason(code: StatusCode) -> &'static str {
+    match code.as_u16() {
+        400 => "BadRequest",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        409 => "Conflict",
+        410 => "Expired",
+        413 => "RequestEntityTooLarge",
+        422 => "Invalid",
+        429 => "TooManyRequests",
+        500 => "InternalError",
+        503 => "ServiceUnavailable",
+        504 => "Timeout",
+        _ => "",
+    }
+}
+
+fn outgoing(mut request: Request<Body>, scheme: &Scheme, authority: &Authority) -> Result<Request<Body>, Error> {
+    let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    *request.uri_mut() =
+        Uri::builder().scheme(scheme.clone()).authority(authority.clone()).path_and_query(path).build()?;
+    *request.version_mut() = Version::HTTP_11;
+    strip(request.headers_mut());
+    request.headers_mut().remove(header::HOST);
+    Ok(request)
+}
+
+/// Takes away what belongs to one connection only (RFC 9110, section 7.6.1).
+fn strip(headers: &mut HeaderMap) {
+    const OF_THE_CONNECTION: [HeaderName; 5] =
+        [header::CONNECTION, header::TE, header::TRAILER, header::TRANSFER_ENCODING, header::UPGRADE];
+    for name in OF_THE_CONNECTION {
+        headers.remove(name);
+    }
+    headers.remove("keep-alive");
+}
+
+/// How long a byte may take from the proxy to the kernel before what waits for it goes on all the same.
+pub(super) const FLUSHED: Duration = Duration::from_secs(1);
+
+/// Runs `then` once the last of this body was handed to the kernel.
+fn when_answered(body: Body, line: &Arc<Line>, then: impl Future<Output = Then> + Send + 'static) -> Body {
+    let (done, ended) = oneshot::channel();
+    let mut flushed = line.flushed();
+    tokio::spawn(async move {
+        if let Ok(flushed_before) = ended.await {
+            let _ = tokio::time::timeout(FLUSHED, flushed.wait_for(|flushed| *flushed > flushed_before)).await;
+            then.await;
+        }
+    });
+    Answer { body, line: line.clone(), done: Some(done) }.boxed_unsync()
+}
+
+struct Answer {
+    body: Body,
+    line: Arc<Line>,
+    done: Option<oneshot::Sender<u64>>,
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if let Some(done) = self.done.take() {
+            let _ = done.send(*self.line.flushed().borrow());
+        }
+    }
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,248 @@
+//! A proxy between the operator and the apiserver that counts requests and injects faults.
+//!
+//! It ends the client's TLS with a certificate of its own authority and speaks HTTP/1.1 to the apiserver; clients
+//! authenticate by bearer token, which passes through.
+
+mod forward;
+mod request;
+mod rules;
+#[cfg(test)]
+mod tests;
+mod watches;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use http::Uri;
+use http::uri::{Authority, Scheme};
+use hyper::service::service_fn;
+use hyper_rustls::HttpsConnectorBuilder;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use k8s_openapi::ByteString;
+use kube::config::{Cluster, Kubeconfig};
+
+pub use self::request::{ApiRequest, Verb};
+use self::rules::Rules;
+pub use self::rules::{Fault, Lost, Match, Order, Point, Refusal, Then, Times};
+use self::watches::Watches;
+pub use self::watches::{Ending, WatchEvent};
+use crate::journal::Journal;
+use crate::serve::{Line, Server, Wire};
+use crate::tls;
+
+/// Less than the time after which an apiserver closes an idle connection (90 s): a request must not meet that.
+const IDLE: Duration = Duration::from_secs(30);
+
+/// A request that reached the proxy.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// When its head had been read.
+    pub at: Instant,
+    /// What it is about.
+    pub request: ApiRequest,
+}
+
+/// The proxy. Clones are the same proxy; it ends with the last of them.
+#[derive(Clone)]
+pub struct Proxy {
+    shared: Arc<Shared>,
+    server: Arc<Server>,
+    ca_pem: Arc<str>,
+}
+
+struct Shared {
+    scheme: Scheme,
+    authority: Authority,
+    client: forward::Upstream,
+    requests: Journal<Seen>,
+    rules: Arc<Rules>,
+    watches: Arc<Watches>,
+}
+
+impl Proxy {
+    /// A proxy in front of the apiserver at `url` (https), whose certificate is of the authority in `ca_pem`.
+    pub fn start(url: &str, ca_pem: &str) -> anyhow::Result<Self> {
+        let uri: Uri = url.parse().with_context(|| format!("{url} is no URL"))?;
+        let authority = uri.authority().cloned().with_context(|| format!("{url} has no host"))?;
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls::client_config(ca_pem)?)
+            .https_only()
+            .enable_http1()
+            .wrap_connector(connector);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .build(connector);
+        let shared = Arc::new(Shared {
+            scheme: Scheme::HTTPS,
+            authority,
+            client,
+            requests: Journal::default(),
+            rules: Arc::default(),
+            watches: Arc::default(),
+        });
+        let own = tls::Authority::new("testbed proxy")?;
+        let config = tls::server_config(&own.server(&["127.0.0.1", "localhost"])?, None, &["h2", "http/1.1"])?;
+        let server = Server::start(Some(config), {
+            let shared = shared.clone();
+            move |wire, line| connection(shared.clone(), wire, line)
+        })?;
+        Ok(Self { shared, server: Arc::new(server), ca_pem: own.ca_pem().into() })
+    }
+
+    /// A proxy in front of the cluster of a kubeconfig's current context.
+    pub fn for_kubeconfig(kubeconfig: &str) -> anyhow::Result<Self> {
+        let kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
+        let cluster = current_cluster(&kubeconfig)?;
+        let ca_pem = match (&cluster.certificate_authority_data, &cluster.certificate_authority) {
+            (Some(data), _) => {
+                let ByteString(pem) = serde_json::from_value(serde_json::Value::String(data.clone()))?;
+                String::from_utf8(pem)?
+            }
+            (None, Some(file)) => std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?,
+            (None, None) => anyhow::bail!("the kubeconfig names no certificate authority"),
+        };
+        Self::start(cluster.server.as_deref().context("the kubeconfig names no server")?, &ca_pem)
+    }
+
+    /// Where it listens, such as `https://127.0.0.1:4711`.
+    pub fn url(&self) -> String {
+        format!("https://{}", self.server.address())
+    }
+
+    /// The certificate of its own authority, PEM.
+    pub fn ca_pem(&self) -> &str {
+        &self.ca_pem
+    }
+
+    /// The same kubeconfig (in JSON, which is YAML too), leading through the proxy. Its users must have tokens: a
+    /// client certificate does not pass.
+    pub fn kubeconfig(&self, kubeconfig: &str) -> anyhow::Result<String> {
+        let mut kubeconfig = Kubeconfig::from_yaml(kubeconfig)?;
+        for named in &kubeconfig.auth_infos {
+            let has_token = |user: &kube::config::AuthInfo| user.token.is_some() || user.token_file.is_some();
+            ensure!(named.auth_info.as_ref().is_some_and(has_token), "user {} has no token", named.name);
+        }
+        for named in &mut kubeconfig.clusters {
+            let cluster = named.cluster.get_or_insert_default();
+            cluster.server = Some(self.url());
+            cluster.certificate_authority = None;
+            let ca = serde_json::to_value(ByteString(self.ca_pem.as_bytes().to_vec()))?;
+            cluster.certificate_authority_data = ca.as_str().map(ToOwned::to_owned);
+            cluster.insecure_skip_tls_verify = None;
+            cluster.tls_server_name = None;
+        }
+        Ok(serde_json::to_string_pretty(&kubeconfig)?)
+    }
+
+    /// Writes to `to` what [`Self::kubeconfig`] makes of the file `from`.
+    pub fn write_kubeconfig(&self, from: &Path, to: &Path) -> anyhow::Result<()> {
+        let original = std::fs::read_to_string(from).with_context(|| format!("cannot read {}", from.display()))?;
+        std::fs::write(to, self.kubeconfig(&original)?).with_context(|| format!("cannot write {}", to.display()))
+    }
+
+    /// Does this to requests that match. Where several orders match, each counts the request; they are carried out in
+    /// the order in which they were given, until one ends it.
+    pub fn inject(&self, matching: Match, times: Times, fault: Fault) -> Order {
+        self.shared.rules.order(matching, times, fault)
+    }
+
+    /// Holds back the events of running and later watches that match, without ending them; a hit is an event held.
+    /// When taken back, they are all sent, in order.
+    pub fn freeze(&self, watches: Match) -> Order {
+        self.shared.watches.hold(watches)
+    }
+
+    /// Drops events of running and later watches that match; a hit is an event dropped. Lists are not touched.
+    pub fn hide(&self, watches: Match, hidden: impl Fn(&WatchEvent) -> bool + Send + Sync + 'static) -> Order {
+        self.shared.watches.hide(watches, hidden)
+    }
+
+    /// Ends the running watches that match, and says how many there were. What [`Self::freeze`] held of them is lost.
+    pub fn end_watches(&self, watches: &Match, ending: Ending) -> usize {
+        self.shared.watches.end(watches, ending)
+    }
+
+    /// How many watches that match are running.
+    pub fn running_watches(&self, watches: &Match) -> usize {
+        self.shared.watches.live(watches)
+    }
+
+    /// Takes back every order.
+    pub fn behave(&self) {
+        self.shared.rules.clear();
+        self.shared.watches.clear();
+    }
+
+    /// Cuts all connections and refuses new ones: the apiserver is out of reach.
+    pub async fn refuse(&self) -> anyhow::Result<()> {
+        self.server.shut().await
+    }
+
+    /// Listens again on the same port.
+    pub async fn accept(&self) -> anyhow::Result<()> {
+        self.server.open().await
+    }
+
+    /// All requests so far, whatever became of them.
+    pub fn requests(&self) -> Vec<Arc<Seen>> {
+        self.shared.requests.all()
+    }
+
+    /// Forgets the requests so far.
+    pub fn forget(&self) {
+        self.shared.requests.clear();
+    }
+
+    /// How many of the requests so far match.
+    pub fn count(&self, matching: &Match) -> usize {
+        self.requests().iter().filter(|seen| matching.matches(&seen.request)).count()
+    }
+
+    /// The requests so far by verb and resource; a subresource stands after a slash.
+    pub fn counts(&self) -> BTreeMap<(Verb, String), usize> {
+        let mut counts = BTreeMap::new();
+        for seen in self.requests() {
+            let ApiRequest { verb, resource, subresource, .. } = &seen.request;
+            let slash = if subresource.is_empty() { "" } else { "/" };
+            *counts.entry((*verb, format!("{resource}{slash}{subresource}"))).or_default() += 1;
+        }
+        counts
+    }
+
+    /// All requests, once `enough` says yes to them; an error after `deadline`.
+    pub async fn wait_for(
+        &self,
+        deadline: Duration,
+        enough: impl FnMut(&[Arc<Seen>]) -> bool,
+    ) -> anyhow::Result<Vec<Arc<Seen>>> {
+        self.shared.requests.wait_for(deadline, enough).await
+    }
+}
+
+fn current_cluster(kubeconfig: &Kubeconfig) -> anyhow::Result<&Cluster> {
+    let current = kubeconfig.current_context.as_deref().context("the kubeconfig has no current context")?;
+    let context = kubeconfig.contexts.iter().find(|named| named.name == current);
+    let context = context.and_then(|named| named.context.as_ref()).context("the current context is not there")?;
+    let cluster = kubeconfig.clusters.iter().find(|named| named.name == context.cluster);
+    cluster.and_then(|named| named.cluster.as_ref()).context("the context's cluster is not there")
+}
+
+async fn connection(shared: Arc<Shared>, wire: Wire, line: Arc<Line>) {
+    let service = service_fn(|request| forward::serve(shared.clone(), line.clone(), request));
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    // No timeout: a connection of a client's pool may be idle for as long as a test likes.
+    builder.http1().header_read_timeout(None);
+    if let Err(error) = builder.serve_connection(TokioIo::new(wire), service).await {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}

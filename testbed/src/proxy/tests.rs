@@ -1,0 +1,437 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+
+use super::{Ending, Fault, Lost, Match, Point, Proxy, Refusal, Then, Times, Verb};
+use crate::serve::Server;
+use crate::tls::{Authority, server_config};
+
+const SOON: Duration = Duration::from_secs(5);
+const PODS: &str = "/api/v1/namespaces/a/pods";
+
+/// Runs a test over HTTP/1.1 and over HTTP/2.
+async fn both<F: Future<Output = ()>>(test: impl Fn(reqwest::ClientBuilder) -> F) {
+    test(reqwest::Client::builder().http1_only()).await;
+    test(reqwest::Client::builder().http2_prior_knowledge()).await;
+}
+
+/// Requests in short, each with its `Authorization`.
+type Asked = Arc<Mutex<Vec<(String, Option<String>)>>>;
+
+/// A small apiserver: it notes what it is asked, answers `{"items":[]}`, and streams to watches what it is told.
+struct Upstream {
+    url: String,
+    ca_pem: String,
+    asked: Asked,
+    events: broadcast::Sender<Bytes>,
+    server: Server,
+}
+
+impl Upstream {
+    fn start() -> Self {
+        let authority = Authority::new("upstream").unwrap();
+        let config = server_config(&authority.server(&["127.0.0.1"]).unwrap(), None, &["h2", "http/1.1"]).unwrap();
+        let asked = Asked::default();
+        let events = broadcast::Sender::new(64);
+        let server = Server::start(Some(config), {
+            let (asked, events) = (asked.clone(), events.clone());
+            move |wire, _| {
+                let (asked, events) = (asked.clone(), events.clone());
+                let service = service_fn(move |request| answer(asked.clone(), events.clone(), request));
+                async move {
+                    let _ =
+                        auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(wire), service).await;
+                }
+            }
+        })
+        .unwrap();
+        let url = format!("https://{}", server.address());
+        Self { url, ca_pem: authority.ca_pem().to_owned(), asked, events, server }
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+
+    /// Sends an event to all watches.
+    fn tell(&self, kind: &str, name: &str) {
+        let event = json!({"type": kind, "object": {"metadata": {"name": name}}});
+        let line = format!("{event}\n");
+        // In two pieces: events do not end where frames do.
+        let (first, second) = line.split_at(20);
+        for piece in [first, second] {
+            self.events.send(Bytes::copy_from_slice(piece.as_bytes())).unwrap();
+        }
+    }
+}
+
+type Answer = Response<http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>>;
+
+async fn answer(
+    asked: Asked,
+    events: broadcast::Sender<Bytes>,
+    request: Request<Incoming>,
+) -> Result<Answer, hyper::Error> {
+    let token = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
+    let (head, body) = request.into_parts();
+    let is_watch = head.uri.query().is_some_and(|query| query.contains("watch"));
+    let feed = events.subscribe();
+    let body = body.collect().await?.to_bytes();
+    asked.lock().unwrap().push((format!("{} {} {}", head.method, head.uri, body.len()), token));
+    let body = if is_watch {
+        let frames =
+            futures::stream::unfold(feed, async |mut feed| Some((Ok(Frame::data(feed.recv().await.ok()?)), feed)));
+        StreamBody::new(frames).boxed_unsync()
+    } else {
+        Full::new(Bytes::from_static(br#"{"items":[]}"#)).boxed_unsync()
+    };
+    Ok(Response::builder().header("content-type", "application/json").body(body).unwrap())
+}
+
+struct Client(reqwest::Client, String);
+
+impl Client {
+    async fn get(&self, path: &str) -> reqwest::Result<reqwest::Response> {
+        self.0.get(format!("{}{path}", self.1)).bearer_auth("t0ken").send().await
+    }
+
+    async fn patch(&self, path: &str) -> reqwest::Result<StatusCode> {
+        Ok(self.0.patch(format!("{}{path}", self.1)).body("{}").send().await?.status())
+    }
+
+    async fn watch(&self) -> Watch {
+        let answer = self.get(&format!("{PODS}?watch=true")).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        Watch(answer, Vec::new())
+    }
+}
+
+struct Watch(reqwest::Response, Vec<u8>);
+
+impl Watch {
+    /// The next event; an error if the stream is cut, null if it ends.
+    async fn next(&mut self) -> reqwest::Result<Value> {
+        loop {
+            if let Some(end) = self.1.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.1.drain(..=end).collect();
+                return Ok(serde_json::from_slice(&line).unwrap());
+            }
+            match self.0.chunk().await? {
+                Some(chunk) => self.1.extend_from_slice(&chunk),
+                None => return Ok(Value::Null),
+            }
+        }
+    }
+
+    async fn name(&mut self) -> String {
+        self.next().await.unwrap()["object"]["metadata"]["name"].as_str().unwrap().to_owned()
+    }
+}
+
+fn start(builder: reqwest::ClientBuilder) -> (Upstream, Proxy, Client) {
+    let upstream = Upstream::start();
+    let proxy = Proxy::start(&upstream.url, &upstream.ca_pem).unwrap();
+    let root = reqwest::Certificate::from_pem(proxy.ca_pem().as_bytes()).unwrap();
+    let client = builder.tls_certs_only([root]).no_proxy().timeout(SOON).build().unwrap();
+    let client = Client(client, proxy.url());
+    (upstream, proxy, client)
+}
+
+#[tokio::test]
+async fn both_versions_of_http_are_spoken() {
+    let versions = Mutex::new(Vec::new());
+    both(async |builder| {
+        let (_upstream, _proxy, client) = start(builder);
+        let version = client.get(PODS).await.unwrap().version();
+        versions.lock().unwrap().push(version);
+    })
+    .await;
+    assert_eq!(*versions.lock().unwrap(), [http::Version::HTTP_11, http::Version::HTTP_2]);
+}
+
+#[tokio::test]
+async fn a_hook_after_the_answer_waits_for_its_last_byte() {
+    both(async |builder| {
+        let (_upstream, proxy, client) = start(builder);
+        let (ran, mut runs) = tokio::sync::mpsc::unbounded_channel();
+        let hook = Fault::hook(Point::AfterAnswer, move |request| {
+            ran.send(request.verb).unwrap();
+            std::future::ready(Then::GoOn)
+        });
+        proxy.inject(Match::any(), Times::Always, hook);
+        let mut watch = client.watch().await;
+        client.get(&format!("{PODS}/p")).await.unwrap();
+        // That of the watch, which came first, is not over.
+        assert_eq!(tokio::time::timeout(SOON, runs.recv()).await.unwrap(), Some(Verb::Get));
+        proxy.end_watches(&Match::any(), Ending::Clean);
+        assert_eq!(watch.next().await.unwrap(), Value::Null);
+        assert_eq!(tokio::time::timeout(SOON, runs.recv()).await.unwrap(), Some(Verb::Watch));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn requests_pass_and_are_counted() {
+    both(async |builder| {
+        let (upstream, proxy, client) = start(builder);
+        let answer = client.get(&format!("{PODS}?limit=5")).await.unwrap();
+        assert_eq!(answer.text().await.unwrap(), r#"{"items":[]}"#);
+        assert_eq!(client.patch(&format!("{PODS}/p/status")).await.unwrap(), 200);
+        let body = json!({"metadata": {"name": "q"}}).to_string();
+        client.0.post(format!("{}{PODS}", proxy.url())).body(body.clone()).send().await.unwrap();
+        let asked = upstream.asked.lock().unwrap().clone();
+        assert_eq!(asked[0], (format!("GET {PODS}?limit=5 0"), Some("Bearer t0ken".to_owned())));
+        assert_eq!(asked[1].0, format!("PATCH {PODS}/p/status 2"));
+        assert_eq!(asked[2].0, format!("POST {PODS} {}", body.len()));
+        let counts: Vec<_> = proxy.counts().into_iter().map(|((verb, what), n)| (verb, what, n)).collect();
+        let one = |verb, what: &str| (verb, what.to_owned(), 1);
+        assert_eq!(counts, [one(Verb::List, "pods"), one(Verb::Create, "pods"), one(Verb::Patch, "pods/status")]);
+        assert_eq!(proxy.count(&Match::writes().name("q").namespace("a")), 1);
+        assert_eq!(proxy.count(&Match::writes().except_resource("pods")), 0);
+        assert_eq!(proxy.count(&Match::any().and(|request| request.query == "limit=5")), 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_nth_is_refused_as_the_apiserver_would() {
+    both(async |builder| {
+        let (upstream, proxy, client) = start(builder);
+        let refusal = Refusal { code: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(3) };
+        let order = proxy.inject(Match::verb(Verb::Get).name("p"), Times::Nth(2), Fault::Answer(refusal));
+        let path = format!("{PODS}/p");
+        assert_eq!(client.get(&path).await.unwrap().status(), 200);
+        assert_eq!(client.get(&format!("{PODS}/other")).await.unwrap().status(), 200);
+        let refused = client.get(&path).await.unwrap();
+        assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (429, &"3".parse().unwrap()));
+        let status: Value = serde_json::from_str(&refused.text().await.unwrap()).unwrap();
+        assert_eq!((&status["kind"], &status["reason"]), (&json!("Status"), &json!("TooManyRequests")));
+        assert_eq!((&status["code"], &status["details"]["retryAfterSeconds"]), (&json!(429), &json!(3)));
+        assert_eq!(client.get(&path).await.unwrap().status(), 200);
+        assert_eq!((order.hits(), upstream.asked()), (1, 3));
+        proxy.inject(Match::any(), Times::First(2), Fault::status(StatusCode::CONFLICT));
+        for want in [409, 409, 200] {
+            assert_eq!(client.get(&path).await.unwrap().status(), want);
+        }
+        let order = proxy.inject(Match::any(), Times::Always, Fault::status(StatusCode::CONFLICT));
+        assert_eq!(client.get(&path).await.unwrap().status(), 409);
+        order.take_back();
+        assert_eq!(client.get(&path).await.unwrap().status(), 200);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn cut_before_or_applied_and_lost() {
+    both(async |builder| {
+        let (upstream, proxy, client) = start(builder.timeout(SOON));
+        let path = format!("{PODS}/p");
+        proxy.inject(Match::writes(), Times::First(1), Fault::Cut);
+        assert!(client.patch(&path).await.is_err());
+        assert_eq!(upstream.asked(), 0);
+        proxy.inject(Match::writes(), Times::First(1), Fault::LoseAnswer(Lost::Cut));
+        assert!(client.patch(&path).await.is_err());
+        assert_eq!(upstream.asked(), 1);
+        let timeout = Lost::Answer(StatusCode::GATEWAY_TIMEOUT.into());
+        proxy.inject(Match::writes(), Times::First(1), Fault::LoseAnswer(timeout));
+        assert_eq!(client.patch(&path).await.unwrap(), 504);
+        assert_eq!(upstream.asked(), 2);
+        assert_eq!(client.patch(&path).await.unwrap(), 200);
+        for (fault, asked) in [(Fault::Hang, 3), (Fault::LoseAnswer(Lost::Hang), 4)] {
+            proxy.inject(Match::writes(), Times::First(1), fault);
+            let request = client.0.patch(format!("{}{path}", proxy.url())).timeout(Duration::from_millis(200));
+            assert!(request.send().await.unwrap_err().is_timeout());
+            assert_eq!(upstream.asked(), asked);
+        }
+        proxy.inject(Match::writes(), Times::First(1), Fault::Delay(Duration::from_millis(50)));
+        let begun = Instant::now();
+        assert_eq!(client.patch(&path).await.unwrap(), 200);
+        assert!(begun.elapsed() >= Duration::from_millis(50));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn hooks_run_at_their_points() {
+    both(async |builder| {
+        let (upstream, proxy, client) = start(builder);
+        let path = format!("{PODS}/p");
+        let told = Arc::new(Mutex::new(Vec::new()));
+        for (point, then) in [
+            (Point::Before, Then::GoOn),
+            (Point::AfterApplied, Then::GoOn),
+            (Point::AfterAnswer, Then::GoOn),
+            (Point::Before, Then::Cut),
+            (Point::AfterApplied, Then::Cut),
+        ] {
+            let (told, asked) = (told.clone(), upstream.asked.clone());
+            let order = proxy.inject(
+                Match::verb(Verb::Patch),
+                Times::First(1),
+                Fault::hook(point, move |request| {
+                    told.lock().unwrap().push((point, request.name, asked.lock().unwrap().len()));
+                    std::future::ready(then)
+                }),
+            );
+            assert_eq!(client.patch(&path).await.is_ok(), then == Then::GoOn, "{point:?}");
+            order.wait_for_hits(1, SOON).await.unwrap();
+        }
+        let deadline = Instant::now() + SOON;
+        while told.lock().unwrap().len() < 5 && Instant::now() < deadline {
+            tokio::task::yield_now().await;
+        }
+        let mut told: Vec<_> = told
+            .lock()
+            .unwrap()
+            .iter()
+            .map(|(point, name, asked)| {
+                assert_eq!(name.as_deref(), Some("p"));
+                (*point, *asked)
+            })
+            .collect();
+        // The hook after the answer may run while the next request is on its way.
+        let after = told.iter().position(|(point, _)| *point == Point::AfterAnswer).unwrap();
+        assert!(told.remove(after).1 >= 3);
+        let want = [(Point::Before, 0), (Point::AfterApplied, 2), (Point::Before, 3), (Point::AfterApplied, 4)];
+        assert_eq!(told, want);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_watch_streams_and_can_be_frozen() {
+    both(async |builder| {
+        let (upstream, proxy, client) = start(builder);
+        let mut watch = client.watch().await;
+        let mut other = client.watch().await;
+        upstream.tell("ADDED", "one");
+        assert_eq!(watch.name().await, "one");
+        assert_eq!(other.name().await, "one");
+        assert_eq!(proxy.running_watches(&Match::watch("pods")), 2);
+
+        let elsewhere = proxy.freeze(Match::watch("services"));
+        let frozen = proxy.freeze(Match::watch("pods"));
+        upstream.tell("MODIFIED", "two");
+        upstream.tell("MODIFIED", "three");
+        frozen.wait_for_hits(4, SOON).await.unwrap();
+        // Other requests pass meanwhile.
+        assert_eq!(client.get(PODS).await.unwrap().status(), 200);
+        let quiet = tokio::time::timeout(Duration::from_millis(50), watch.next()).await;
+        assert!(quiet.is_err(), "{quiet:?}");
+        frozen.take_back();
+        for name in ["two", "three"] {
+            assert_eq!((watch.name().await, other.name().await), (name.to_owned(), name.to_owned()));
+        }
+        assert_eq!(elsewhere.hits(), 0);
+        drop((watch, other));
+        let deadline = Instant::now() + SOON;
+        while proxy.running_watches(&Match::any()) > 0 {
+            assert!(Instant::now() < deadline, "a watch outlives its client");
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn events_can_be_hidden() {
+    both(async |builder| {
+        let (upstream, proxy, client) = start(builder);
+        let hiding = proxy.hide(Match::watch("pods"), |event| event.kind == "DELETED" || event.name == "b");
+        let mut watch = client.watch().await;
+        for (kind, name) in [("ADDED", "a"), ("ADDED", "b"), ("DELETED", "a"), ("ADDED", "c")] {
+            upstream.tell(kind, name);
+        }
+        assert_eq!((watch.name().await, watch.name().await), ("a".to_owned(), "c".to_owned()));
+        assert_eq!(hiding.hits(), 2);
+        hiding.take_back();
+        upstream.tell("ADDED", "b");
+        assert_eq!(watch.name().await, "b");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_watch_ends_cleanly_midway_or_with_410() {
+    both(async |builder| {
+        let (upstream, proxy, client) = start(builder);
+        let pods = Match::watch("pods");
+        let mut watch = client.watch().await;
+        assert_eq!(proxy.end_watches(&Match::watch("services"), Ending::Clean), 0);
+        assert_eq!(proxy.end_watches(&pods, Ending::Clean), 1);
+        assert_eq!(watch.next().await.unwrap(), Value::Null);
+
+        let mut watch = client.watch().await;
+        assert_eq!(proxy.end_watches(&pods, Ending::MidEvent), 1);
+        assert!(watch.next().await.is_err());
+        assert!(watch.1.starts_with(b"{\"type\":\"MODIFIED\""), "{:?}", watch.1);
+
+        let mut watch = client.watch().await;
+        upstream.tell("ADDED", "one");
+        assert_eq!(watch.name().await, "one");
+        assert_eq!(proxy.end_watches(&pods, Ending::Gone), 1);
+        let error = watch.next().await.unwrap();
+        assert_eq!((&error["type"], &error["object"]["code"]), (&json!("ERROR"), &json!(410)));
+        assert_eq!(watch.next().await.unwrap(), Value::Null);
+
+        let before = upstream.asked();
+        proxy.inject(Match::any(), Times::First(2), Fault::Gone);
+        let mut watch = client.watch().await;
+        assert_eq!(watch.next().await.unwrap()["object"]["reason"], "Expired");
+        assert_eq!(watch.next().await.unwrap(), Value::Null);
+        assert_eq!(client.get(PODS).await.unwrap().status(), 410);
+        assert_eq!(upstream.asked(), before);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_gone_looks_like_one() {
+    let (upstream, proxy, client) = start(reqwest::Client::builder().pool_max_idle_per_host(0));
+    let mut watch = client.watch().await;
+    upstream.server.shut().await.unwrap();
+    assert!(watch.next().await.is_err());
+    assert!(client.get(PODS).await.is_err());
+    upstream.server.open().await.unwrap();
+    assert_eq!(client.get(PODS).await.unwrap().status(), 200);
+    proxy.refuse().await.unwrap();
+    assert!(client.get(PODS).await.unwrap_err().is_connect());
+    proxy.accept().await.unwrap();
+    assert_eq!(client.get(PODS).await.unwrap().status(), 200);
+}
+
+#[test]
+fn a_kubeconfig_leads_through_the_proxy() {
+    let upstream = Upstream::start();
+    let ca = serde_json::to_value(k8s_openapi::ByteString(upstream.ca_pem.clone().into_bytes())).unwrap();
+    let kubeconfig = |user: Value| {
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "x",
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": upstream.url, "certificate-authority-data": ca}}],
+            "users": [{"name": "u", "user": user}],
+        })
+        .to_string()
+    };
+    let original = kubeconfig(json!({"token": "t0ken"}));
+    let proxy = Proxy::for_kubeconfig(&original).unwrap();
+    let led: Value = serde_json::from_str(&proxy.kubeconfig(&original).unwrap()).unwrap();
+    assert_eq!(led["clusters"][0]["cluster"]["server"], proxy.url());
+    let k8s_openapi::ByteString(led_ca) =
+        serde_json::from_value(led["clusters"][0]["cluster"]["certificate-authority-data"].clone()).unwrap();
+    assert_eq!(led_ca, proxy.ca_pem().as_bytes());
+    assert_eq!(led["users"][0]["user"]["token"], "t0ken");
+    let certificates = kubeconfig(json!({"client-certificate-data": "eA==", "client-key-data": "eA=="}));
+    assert_eq!(proxy.kubeconfig(&certificates).unwrap_err().to_string(), "user u has no token");
+}

@@ -1,0 +1,287 @@
+//! The watches that run through the proxy: their events can be held back, hidden and cut, event by event.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use serde::Deserialize;
+use tokio::sync::{mpsc, watch};
+
+use super::forward::{Body, Error, FLUSHED};
+use super::request::ApiRequest;
+use super::rules::{Match, Order};
+use crate::journal::lock;
+use crate::serve::Line;
+
+/// One event of a watch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WatchEvent {
+    /// ADDED, MODIFIED, DELETED, BOOKMARK or ERROR.
+    pub kind: String,
+    /// The object's namespace, empty if it has none.
+    pub namespace: String,
+    /// The object's name, empty if it has none.
+    pub name: String,
+}
+
+/// How a running watch ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// In good order, as after the apiserver's own timeout.
+    Clean,
+    /// In the middle of an event: the connection is cut (of HTTP/2, the stream).
+    MidEvent,
+    /// With an `ERROR` event of code 410, then in good order.
+    Gone,
+}
+
+/// What a watch says when its resource version is too old.
+pub(super) const GONE: &[u8] =
+    b"{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{},\
+\"status\":\"Failure\",\"message\":\"too old resource version: 1 (2)\",\"reason\":\"Expired\",\"code\":410}}\n";
+
+#[derive(Clone)]
+enum Curb {
+    Hold,
+    Hide(Arc<dyn Fn(&WatchEvent) -> bool + Send + Sync>),
+}
+
+struct Standing {
+    id: u64,
+    matching: Match,
+    curb: Curb,
+    hits: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    last_id: u64,
+    curbs: Vec<Standing>,
+    live: HashMap<u64, (ApiRequest, mpsc::UnboundedSender<Ending>)>,
+}
+
+#[derive(Default)]
+pub(super) struct Watches {
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+}
+
+impl Watches {
+    pub(super) fn hold(self: &Arc<Self>, matching: Match) -> Order {
+        self.order(matching, Curb::Hold)
+    }
+
+    pub(super) fn hide(
+        self: &Arc<Self>,
+        matching: Match,
+        hidden: impl Fn(&WatchEvent) -> bool + Send + Sync + 'static,
+    ) -> Order {
+        self.order(matching, Curb::Hide(Arc::new(hidden)))
+    }
+
+    fn order(self: &Arc<Self>, matching: Match, curb: Curb) -> Order {
+        let hits = watch::Sender::new(0);
+        let mut state = lock(&self.state);
+        state.last_id += 1;
+        let id = state.last_id;
+        state.curbs.push(Standing { id, matching, curb, hits: hits.clone() });
+        drop(state);
+        self.changed.send_replace(());
+        let watches = self.clone();
+        let take_back = Arc::new(move || {
+            lock(&watches.state).curbs.retain(|standing| standing.id != id);
+            watches.changed.send_replace(());
+        });
+        Order { hits, take_back }
+    }
+
+    pub(super) fn clear(&self) {
+        lock(&self.state).curbs.clear();
+        self.changed.send_replace(());
+    }
+
+    /// Ends the running watches that match, and says how many there were.
+    pub(super) fn end(&self, matching: &Match, ending: Ending) -> usize {
+        let mut ended = 0;
+        lock(&self.state).live.retain(|_, (request, endings)| {
+            let ends = matching.matches(request) && endings.send(ending).is_ok();
+            ended += usize::from(ends);
+            !ends
+        });
+        ended
+    }
+
+    pub(super) fn live(&self, matching: &Match) -> usize {
+        lock(&self.state).live.values().filter(|(request, _)| matching.matches(request)).count()
+    }
+
+    /// Puts the proxy's hand on a watch's answer.
+    pub(super) fn guard(self: &Arc<Self>, request: ApiRequest, upstream: Incoming, line: &Line) -> Body {
+        let (out, events) = mpsc::channel(16);
+        let (endings, inbox) = mpsc::unbounded_channel();
+        let id = {
+            let mut state = lock(&self.state);
+            state.last_id += 1;
+            let id = state.last_id;
+            state.live.insert(id, (request.clone(), endings));
+            id
+        };
+        let entry = Live { watches: self.clone(), id };
+        tokio::spawn(run(entry, request, upstream, inbox, out, line.flushed()));
+        let frames = futures::stream::unfold(events, async |mut events| Some((events.recv().await?, events)));
+        StreamBody::new(frames).boxed_unsync()
+    }
+
+    /// Whether events are held, and where they are counted.
+    fn held(&self, request: &ApiRequest) -> Option<watch::Sender<u64>> {
+        let state = lock(&self.state);
+        let hold = |standing: &&Standing| matches!(standing.curb, Curb::Hold) && standing.matching.matches(request);
+        state.curbs.iter().find(hold).map(|standing| standing.hits.clone())
+    }
+
+    fn is_hidden(&self, request: &ApiRequest, line: &[u8]) -> bool {
+        let hiding: Vec<_> = {
+            let state = lock(&self.state);
+            let matching = state.curbs.iter().filter(|standing| standing.matching.matches(request));
+            matching.map(|standing| (standing.curb.clone(), standing.hits.clone())).collect()
+        };
+        hiding.into_iter().any(|(curb, hits)| {
+            let Curb::Hide(hidden) = curb else { return false };
+            let hide = event(line).is_some_and(|event| hidden(&event));
+            if hide {
+                hits.send_modify(|hits| *hits += 1);
+            }
+            hide
+        })
+    }
+}
+
+/// Takes a watch off the list when it ends, however it does.
+struct Live {
+    watches: Arc<Watches>,
+    id: u64,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        lock(&self.watches.state).live.remove(&self.id);
+    }
+}
+
+type Out = mpsc::Sender<Result<Frame<Bytes>, Error>>;
+
+async fn run(
+    entry: Live,
+    request: ApiRequest,
+    mut upstream: Incoming,
+    mut endings: mpsc::UnboundedReceiver<Ending>,
+    out: Out,
+    flushed: watch::Receiver<u64>,
+) {
+    let watches = entry.watches.clone();
+    let mut changed = watches.changed.subscribe();
+    let mut lines = Lines::default();
+    let mut waiting: VecDeque<Result<Frame<Bytes>, Error>> = VecDeque::new();
+    let mut ended = false;
+    loop {
+        changed.borrow_and_update();
+        let held = watches.held(&request);
+        if ended && waiting.is_empty() && held.is_none() {
+            return;
+        }
+        tokio::select! {
+            biased;
+            () = out.closed() => return,
+            Some(ending) = endings.recv() => return end(&out, ending, flushed).await,
+            Ok(()) = changed.changed() => {}
+            permit = out.reserve(), if held.is_none() && !waiting.is_empty() => {
+                // It may have been frozen since.
+                if watches.held(&request).is_none() && let (Ok(permit), Some(frame)) = (permit, waiting.pop_front()) {
+                    permit.send(frame);
+                }
+            }
+            frame = upstream.frame(), if !ended => match frame {
+                Some(Ok(frame)) => if let Ok(data) = frame.into_data() {
+                    for line in lines.push(&data) {
+                        if watches.is_hidden(&request, &line) {
+                            continue;
+                        }
+                        if let Some(hits) = watches.held(&request) {
+                            hits.send_modify(|hits| *hits += 1);
+                        }
+                        waiting.push_back(Ok(Frame::data(line)));
+                    }
+                },
+                Some(Err(error)) => {
+                    ended = true;
+                    waiting.push_back(Err(error.into()));
+                }
+                None => {
+                    ended = true;
+                    waiting.extend(lines.rest().map(|rest| Ok(Frame::data(rest))));
+                }
+            },
+        }
+    }
+}
+
+async fn end(out: &Out, ending: Ending, mut flushed: watch::Receiver<u64>) {
+    match ending {
+        Ending::Clean => {}
+        Ending::Gone => {
+            let _ = out.send(Ok(Frame::data(Bytes::from_static(GONE)))).await;
+        }
+        Ending::MidEvent => {
+            let beginning = Bytes::from_static(b"{\"type\":\"MODIFIED\",\"object\":{\"kind\":");
+            let before = *flushed.borrow_and_update();
+            let _ = out.send(Ok(Frame::data(beginning))).await;
+            // An error takes along what was not yet written.
+            let _ = tokio::time::timeout(FLUSHED, flushed.wait_for(|flushed| *flushed > before)).await;
+            let _ = out.send(Err(io::Error::from(io::ErrorKind::ConnectionReset).into())).await;
+        }
+    }
+}
+
+/// Cuts a stream into its lines.
+#[derive(Default)]
+struct Lines(Vec<u8>);
+
+impl Lines {
+    fn push(&mut self, data: &[u8]) -> Vec<Bytes> {
+        let mut lines = Vec::new();
+        for piece in data.split_inclusive(|byte| *byte == b'\n') {
+            self.0.extend_from_slice(piece);
+            if piece.ends_with(b"\n") {
+                lines.push(std::mem::take(&mut self.0).into());
+            }
+        }
+        lines
+    }
+
+    fn rest(&mut self) -> Option<Bytes> {
+        (!self.0.is_empty()).then(|| std::mem::take(&mut self.0).into())
+    }
+}
+
+fn event(line: &[u8]) -> Option<WatchEvent> {
+    #[derive(Deserialize)]
+    struct Event {
+        r#type: String,
+        object: Object,
+    }
+    #[derive(Deserialize)]
+    struct Object {
+        #[serde(default)]
+        metadata: Metadata,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Metadata {
+        namespace: String,
+        name: String,
+    }
+    let Event { r#type, object: Object { metadata } } = serde_json::from_slice(line).ok()?;
+    Some(WatchEvent { kind: r#type, namespace: metadata.namespace, name: metadata.name })
+}
