@@ -12,6 +12,8 @@ use crate::api::tracked_field::Entry;
 pub mod address;
 mod answer;
 pub mod client;
+#[cfg(test)]
+pub(crate) mod fixtures;
 pub mod message;
 pub mod pace;
 pub mod telegram;

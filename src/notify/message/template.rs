@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Stmt};
-use minijinja::machinery::{Span, parse};
+use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, filters};
@@ -23,6 +23,11 @@ use crate::notify::webhook::event::BODY;
 const BUDGET: usize = 16 * 1024 * 1024;
 /// Length of a template, in bytes.
 const SOURCE: usize = 16 * 1024;
+/// Words and signs between one pair of braces, pairs of `{%`, and brackets in each other: the parser, the compiler and the
+/// check below call themselves for each, and a stack that overflows ends the process.
+const TOKENS: usize = 300;
+const TAGS: usize = 100;
+const BRACKETS: usize = 16;
 /// Instructions that one rendering may take.
 const FUEL: u64 = 100_000;
 /// What one variable holds at most, in bytes: a value's 1,024 bytes, a name, a number.
@@ -209,6 +214,32 @@ fn words(error: &Error) -> String {
     }
 }
 
+/// Bounds how deep a template's syntax tree can be, before there is one.
+fn check_depth(source: &str) -> Result<(), String> {
+    let (mut tokens, mut tags, mut open) = (0, 0, 0_usize);
+    for token in tokenize(source, false, SyntaxConfig::default()) {
+        let (token, span) = token.map_err(|error| words(&error))?;
+        tokens += 1;
+        match token {
+            Token::VariableStart => (tokens, open) = (0, 0),
+            Token::BlockStart => (tokens, open, tags) = (0, 0, tags + 1),
+            Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => open += 1,
+            Token::ParenClose | Token::BracketClose | Token::BraceClose => open = open.saturating_sub(1),
+            _ => {}
+        }
+        if open > BRACKETS {
+            return Err(format!("line {}: there are more than {BRACKETS} brackets in each other", span.start_line));
+        }
+        if tokens > TOKENS {
+            return Err(format!("line {}: there are more than {TOKENS} words in one pair of braces", span.start_line));
+        }
+        if tags > TAGS {
+            return Err(format!("line {}: there are more than {TAGS} pairs of {{% %}}", span.start_line));
+        }
+    }
+    Ok(())
+}
+
 /// Bounds what a template can produce, from its syntax tree.
 struct Checker<'a> {
     /// The size of each variable in sight, innermost scope last.
@@ -224,6 +255,7 @@ impl<'a> Checker<'a> {
         if source.len() > SOURCE {
             return Err(format!("it is longer than {SOURCE} bytes"));
         }
+        check_depth(source)?;
         let tree = parse(source, "template", SyntaxConfig::default()).map_err(|error| words(&error))?;
         let size = |name: &&str| match *name {
             "entries" => ENTRY * MAX_ENTRIES,
