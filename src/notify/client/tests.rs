@@ -87,7 +87,7 @@ async fn a_telegram_message_is_one_post() {
     assert_eq!(requests[0].headers["content-type"], "application/json");
 }
 
-/// product.md, ContactPoint, "Errors"; each also with an answer that is no JSON.
+/// The rules for what is permanent and what is retried; each also with an answer that is no JSON.
 #[rstest]
 #[case("{\"ok\":false,\"description\":\"x\"}")]
 #[case("<html>")]
@@ -392,7 +392,7 @@ async fn broken_connections_are_retried() {
 
 #[tokio::test]
 async fn a_receiver_that_hangs_is_left_in_time() {
-    let hanging = raw(|stream| std::mem::forget(stream));
+    let hanging = raw(std::mem::forget);
     let url = format!("http://{hanging}");
     let start = Instant::now();
     let short = Duration::from_millis(200);
@@ -474,7 +474,7 @@ fn no_secret_is_logged_or_said() {
         });
         [chat(7), own]
     };
-    let mut said = String::new();
+    let mut said = Vec::new();
     tracing::subscriber::with_default(subscriber, || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -486,12 +486,13 @@ fn no_secret_is_logged_or_said() {
             {
                 for endpoint in endpoints(&base) {
                     let result = telegram(&base).send(&endpoint, TEST, false).await;
-                    said += &format!("{endpoint:?} {result:?} {}\n", result.as_ref().unwrap_err());
+                    writeln!(said, "{endpoint:?} {result:?} {}", result.as_ref().unwrap_err()).unwrap();
                     tracing::info!(?endpoint, ?result, "sent");
                 }
             }
         });
     });
+    let said = String::from_utf8(said).unwrap();
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert!(log.contains("hyper_util"), "the crates on the way are heard");
     for secret in secrets {

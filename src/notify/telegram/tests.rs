@@ -56,16 +56,18 @@ fn a_token_cannot_leave_its_segment() {
 fn the_payload() {
     let chat = Chat::new(b"12:s3cr3t", ChatId::Name("@news".into()), Some(5), true).unwrap();
     assert_eq!(
-        payload(&chat, &chat.chat, "x"),
+        payload(&chat, &chat.to, "x"),
         json!({ "chat_id": "@news", "text": "x", "message_thread_id": 5, "disable_notification": true })
     );
     let chat = Chat::new(b"12:s3cr3t", ChatId::Id(-100_123_456_789_012), None, false).unwrap();
-    assert_eq!(payload(&chat, &chat.chat, "x"), json!({ "chat_id": -100_123_456_789_012_i64, "text": "x" }));
+    assert_eq!(payload(&chat, &chat.to, "x"), json!({ "chat_id": -100_123_456_789_012_i64, "text": "x" }));
 }
 
 /// Descriptions as the Bot API words them.
 #[rstest]
 #[case(400, "Bad Request: chat not found", "ChatNotFound")]
+#[case(400, "Bad Request: not enough rights to send text messages to the chat", "Forbidden")]
+#[case(400, "Bad Request: need administrator rights in the channel chat", "Forbidden")]
 #[case(400, "Bad Request: message text is empty", "Rejected")]
 #[case(401, "Unauthorized", "Unauthorized")]
 #[case(404, "Not Found", "Unauthorized")]

@@ -21,7 +21,7 @@ pub use sign::SigningKey;
 pub use tls::Tls;
 
 /// A `Retry-After` is honoured up to here unless the sender is told otherwise.
-pub const RETRY_AFTER_CAP: Duration = Duration::from_secs(3600);
+pub const RETRY_AFTER_CAP: Duration = Duration::from_hours(1);
 
 /// What a contact point's spec and Secrets say of an endpoint.
 #[derive(Default)]
@@ -102,6 +102,9 @@ impl Hook {
         }
         if let Some(key) = &parts.signing_key {
             secrets.push(key.secret().clone());
+        }
+        if let Some(body) = &parts.body {
+            crate::notify::message::check_body(body).map_err(|message| Invalid::new("body", message))?;
         }
         let content_type = parts.content_type.as_deref().filter(|_| parts.body.is_some()).unwrap_or("application/json");
         let content_type = HeaderValue::from_str(content_type)

@@ -19,6 +19,7 @@ fn parts(url: &str) -> Parts {
 #[case(Parts { token: Some(("ce-id".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: ce-id is set by")]
 #[case(Parts { token: Some(("X".into(), "s3cr3t\n".into())), ..parts("http://x/") }, "apiToken: the token holds a newline")]
 #[case(Parts { headers: [("X".into(), "a\nb".into())].into(), ..parts("http://x/") }, "headers: the value of x holds")]
+#[case(Parts { body: Some("{{ txt }}".into()), ..parts("http://x/") }, "body: line 1: there is no variable `txt`")]
 fn what_is_wrong_is_said_without_the_secret(#[case] parts: Parts, #[case] said: &str) {
     let error = Hook::new(parts).unwrap_err().to_string();
     assert!(error.starts_with(said), "{error}");

@@ -197,7 +197,7 @@ fn ntfy_takes_it() {
 
 #[test]
 fn a_body_that_fails_gives_way_to_the_events_own() {
-    let event = render(&hook(Some("{{ nothing }}"), Some("text/plain")), &[updated("1", "3")]);
+    let event = render(&hook(Some("{{ name.no.thing }}"), Some("text/plain")), &[updated("1", "3")]);
     assert_eq!(event.content_type, "application/json");
     assert_eq!(data(&event)["value"], "3");
 }
@@ -206,7 +206,9 @@ fn a_body_that_fails_gives_way_to_the_events_own() {
 fn a_body_too_long_for_all_takes_fewer() {
     let long = "{% for e in entries %}{{ e.value }}{{ e.value }}{{ e.value }}{% endfor %}";
     let mut items = entries(100);
-    items.iter_mut().for_each(|item| item.entry.value = Some("x".repeat(1024)));
+    for item in &mut items {
+        item.entry.value = Some("x".repeat(1024));
+    }
     let event = render(&hook(Some(long), None), &items);
     assert_eq!((event.taken, event.body.len()), (50, 50 * 3 * 1024));
 }
