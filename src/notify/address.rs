@@ -93,9 +93,10 @@ fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ..] if u32::from(last) > 1 => vec![last],
         [0x20, 0x02, ..] => vec![at([2, 3, 4, 5])],
         [0, 0x64, 0xff, 0x9b, 0, 1, ..] => {
-            // The prefix's length is the network's choice. Each but the longest reads zeros where a longer one begins.
-            let shorter = [at([6, 7, 9, 10]), at([7, 9, 10, 11]), at([9, 10, 11, 12])];
-            shorter.into_iter().filter(|v4| !THIS_NETWORK.contains(v4)).chain([last]).collect()
+            // The prefix's length is the network's choice, and each reading but the right one may find zeros.
+            let readings = [at([6, 7, 9, 10]), at([7, 9, 10, 11]), at([9, 10, 11, 12]), last];
+            let set: Vec<_> = readings.into_iter().filter(|v4| !THIS_NETWORK.contains(v4)).collect();
+            if set.is_empty() { vec![last] } else { set }
         }
         _ => Vec::new(),
     }

@@ -88,14 +88,14 @@ impl Secrets {
 
     /// `text` with every secret in it replaced.
     pub(super) fn redact(&self, text: &str) -> String {
-        if !self.quotable {
-            return "(not shown)".into();
-        }
         self.forms.iter().fold(text.to_owned(), |text, form| text.replace(form.as_str(), "[redacted]"))
     }
 
     /// The beginning of what a receiver said, for a message.
     pub(super) fn quote(&self, body: &[u8]) -> String {
+        if !self.quotable {
+            return "(not shown)".into();
+        }
         let text = self.redact(&String::from_utf8_lossy(body));
         let text: String = text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect();
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -165,13 +165,11 @@ impl Sender {
     }
 
     fn webhook_client(&self) -> reqwest::ClientBuilder {
-        match &self.proxy {
-            Some(proxy) => base_client().no_proxy().proxy(proxy.clone()),
-            None => {
-                let resolver = Checked { rules: Arc::clone(&self.rules), lookup: Arc::clone(&self.lookup) };
-                base_client().no_proxy().dns_resolver(Arc::new(resolver))
-            }
+        let builder = base_client().no_proxy();
+        if let Some(proxy) = &self.proxy {
+            return builder.proxy(proxy.clone());
         }
+        builder.dns_resolver(Arc::new(Checked { rules: Arc::clone(&self.rules), lookup: Arc::clone(&self.lookup) }))
     }
 
     /// The client for this TLS material. It lives as long as a contact point that uses it.

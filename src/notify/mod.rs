@@ -12,6 +12,8 @@ use crate::api::tracked_field::Entry;
 pub mod address;
 mod answer;
 pub mod client;
+#[cfg(test)]
+pub(crate) mod fixtures;
 pub mod message;
 pub mod pace;
 pub mod queue;
@@ -138,8 +140,8 @@ pub trait Transport: Send + Sync + 'static {
     /// through, and takes that place.
     fn slot(&self, endpoint: &Endpoint) -> impl Future<Output = ()> + Send;
 
-    /// Renders `content` for `endpoint` and sends it once, without waiting. A `plain` request uses no template of a
-    /// user's.
+    /// Renders `content` for `endpoint` and sends it once, without waiting. A `plain` request uses no `TrackedField`'s
+    /// template; a webhook's `body` stays, because it is the shape that its receiver asks for.
     fn send(
         &self,
         endpoint: &Endpoint,

@@ -169,7 +169,7 @@ impl Pace {
     /// Leaves `room` alone for so long.
     pub fn hold(&self, room: &Chatroom, after: Duration) {
         // What does not fit into an instant is for ever to all intents.
-        const LONG: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+        const LONG: Duration = Duration::from_hours(10 * 365 * 24);
         let now = Instant::now();
         self.lock().hold(room, now.checked_add(after).unwrap_or(now + LONG));
     }
@@ -195,7 +195,7 @@ mod tests {
 
     const LIMITS: Limits = Limits {
         chat: Limit { requests: 1, window: Duration::from_secs(1) },
-        group: Limit { requests: 20, window: Duration::from_secs(60) },
+        group: Limit { requests: 20, window: Duration::from_mins(1) },
         token: Limit { requests: 30, window: Duration::from_secs(1) },
     };
 
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn twenty_a_minute_in_a_group() {
         let times = flood(&[room(1, -7)], 100);
-        assert_eq!(most_in_any(Duration::from_secs(60), &times), 20);
+        assert_eq!(most_in_any(Duration::from_mins(1), &times), 20);
         assert_eq!(*times.last().unwrap(), Duration::from_secs(4 * 60 + 19));
     }
 
@@ -246,14 +246,14 @@ mod tests {
     fn the_default_is_no_faster_than_documented() {
         let Limits { chat, group, token } = Limits::default();
         assert!(chat.requests == 1 && chat.window >= Duration::from_secs(1));
-        assert!(group.requests == 20 && group.window >= Duration::from_secs(60));
+        assert!(group.requests == 20 && group.window >= Duration::from_mins(1));
         assert!(token.requests == 30 && token.window >= Duration::from_secs(1));
     }
 
     #[test]
     fn retry_after_holds_that_chat_of_that_token() {
         let (mut log, now) = (Log::new(LIMITS), Instant::now());
-        let until = now + Duration::from_secs(3600);
+        let until = now + Duration::from_hours(1);
         log.hold(&room(1, 7), until);
         log.hold(&room(1, 7), now + Duration::from_secs(5));
         assert_eq!(log.next_slot(&room(1, 7), now), until);
@@ -300,7 +300,7 @@ mod tests {
     async fn a_wait_of_any_length_is_one() {
         let pace = Pace::new(LIMITS);
         pace.hold(&room(1, 7), Duration::from_secs(u64::MAX));
-        assert!(tokio::time::timeout(Duration::from_secs(86400), pace.slot(&room(1, 7))).await.is_err());
+        assert!(tokio::time::timeout(Duration::from_hours(24), pace.slot(&room(1, 7))).await.is_err());
     }
 
     proptest! {

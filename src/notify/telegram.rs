@@ -18,7 +18,7 @@ use crate::api::contact_point::ChatId;
 pub struct Chat {
     token: SecretString,
     key: [u8; 32],
-    chat: ChatId,
+    to: ChatId,
     thread: Option<i64>,
     silent: bool,
 }
@@ -51,19 +51,19 @@ impl Chat {
         if !digits || secret.is_empty() || !secret.chars().all(plain) {
             return Err(BadToken::Shape);
         }
-        Ok(Self { token: token.into(), key: Sha256::digest(token).into(), chat, thread, silent })
+        Ok(Self { token: token.into(), key: Sha256::digest(token).into(), to: chat, thread, silent })
     }
 
     /// What the pace of this chat is kept under.
     pub fn room(&self) -> Chatroom {
-        Chatroom { token: self.key, chat: self.chat.clone() }
+        Chatroom { token: self.key, chat: self.to.clone() }
     }
 }
 
 impl fmt::Debug for Chat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Chat")
-            .field("chat", &self.chat)
+            .field("to", &self.to)
             .field("thread", &self.thread)
             .field("silent", &self.silent)
             .finish_non_exhaustive()
@@ -81,7 +81,7 @@ pub(super) struct Call<'a> {
 impl Call<'_> {
     /// Sends `text`, which carries `taken` entries. A chat that became a supergroup is followed at once.
     pub(super) async fn send(&self, chat: &Chat, text: &str, taken: usize) -> Result<Sent, Failure> {
-        match self.post(chat, &chat.chat, text).await? {
+        match self.post(chat, &chat.to, text).await? {
             Reply::Done => Ok(Sent { taken, migrated_to: None }),
             Reply::Failed(failure) => Err(carried(failure, taken)),
             Reply::Moved(to) => match self.post(chat, &ChatId::Id(to), text).await? {
@@ -163,6 +163,10 @@ struct Parameters {
     migrate_to_chat_id: Option<i64>,
 }
 
+/// How the Bot API words it that the bot lacks a right in the chat.
+const NO_RIGHTS: [&str; 4] =
+    ["not enough rights", "have no rights", "need administrator rights", "chat_write_forbidden"];
+
 fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secrets) -> Reply {
     let answer = serde_json::from_slice::<Answer>(body).ok();
     let said = match answer.as_ref().and_then(|answer| answer.description.as_deref()) {
@@ -203,6 +207,11 @@ fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secr
         400 if lower.contains("chat not found") => stop(
             StopReason::ChatNotFound,
             format!("the bot does not see this chat ({said}); check chatId, and add the bot to the chat"),
+        ),
+        // A 400, but it would meet every message until somebody gives the bot its rights.
+        400 if NO_RIGHTS.iter().any(|words| lower.contains(words)) => stop(
+            StopReason::Forbidden,
+            format!("the bot may not write to this chat ({code} {said}); give it the right to"),
         ),
         429 => Reply::Failed(Failure::Retry {
             message: format!("too many requests ({code} {said})"),

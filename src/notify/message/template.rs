@@ -2,14 +2,14 @@
 //!
 //! minijinja counts instructions, not memory: `{% set a = a ~ a %}` thirty times is a gigabyte. So the only filters are
 //! those listed here, there are no functions and no macros, and a template is refused at first sight when what it could
-//! ever produce exceeds [`BUDGET`]: each expression's size is bounded from its parts, and counts once for each turn of
+//! ever produce exceeds its budget: each expression's size is bounded from its parts, and counts once for each turn of
 //! the loop that it stands in.
 
 use std::collections::BTreeMap;
 use std::io;
 
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Stmt};
-use minijinja::machinery::{Span, parse};
+use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, filters};
@@ -19,12 +19,28 @@ use super::View;
 use super::digest::MAX_ENTRIES;
 use crate::notify::webhook::event::BODY;
 
-/// All that one template may ever produce on the way to its text, in bytes.
-const BUDGET: usize = 16 * 1024 * 1024;
+/// What a template may cost.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// All that it may ever produce on the way to its text, in bytes.
+    budget: usize,
+    /// Instructions that one rendering may take.
+    fuel: u64,
+    /// Length of its text, in bytes.
+    output: usize,
+}
+
+/// Of a `TrackedField`'s template: a digest renders up to a hundred.
+const MESSAGE: Bounds = Bounds { budget: 1024 * 1024, fuel: 10_000, output: 32 * 1024 };
+/// Of a webhook's `body`: a request renders one.
+const WHOLE_BODY: Bounds = Bounds { budget: 16 * 1024 * 1024, fuel: 100_000, output: BODY };
 /// Length of a template, in bytes.
 const SOURCE: usize = 16 * 1024;
-/// Instructions that one rendering may take.
-const FUEL: u64 = 100_000;
+/// Words and signs between one pair of braces, pairs of `{%`, and brackets in each other: the parser, the compiler and the
+/// check below call themselves for each, and a stack that overflows ends the process.
+const TOKENS: usize = 300;
+const TAGS: usize = 100;
+const BRACKETS: usize = 16;
 /// What one variable holds at most, in bytes: a value's 1,024 bytes, a name, a number.
 const VARIABLE: usize = 1536;
 /// What one of `entries` holds at most.
@@ -80,18 +96,18 @@ const TESTS: [&str; 6] = ["defined", "undefined", "none", "true", "false", "numb
 
 /// What a `TrackedField`'s template is to say is known at first sight: why it cannot be rendered, in words.
 pub fn check_template(source: &str) -> Result<(), String> {
-    Checker::check(source, &VARIABLES)
+    Checker::check(source, &VARIABLES, MESSAGE)
 }
 
 /// The same for a webhook's `body`.
 pub fn check_body(source: &str) -> Result<(), String> {
-    Checker::check(source, &[&VARIABLES[..], &BODY_VARIABLES].concat())
+    Checker::check(source, &[&VARIABLES[..], &BODY_VARIABLES].concat(), WHOLE_BODY)
 }
 
 /// Renders a `TrackedField`'s template.
 pub fn message(source: &str, view: &View) -> Result<String, String> {
     check_template(source)?;
-    render(source, &shown(view), super::Limit::WEBHOOK.max())
+    render(source, &shown(view), MESSAGE)
 }
 
 /// Renders a webhook's `body`. `view` is the first (or only) entry, `entries` are all of them, `text` is the whole
@@ -105,7 +121,7 @@ pub fn body(source: &str, view: &View, entries: &[View], text: &str) -> Result<S
         text: &'a str,
     }
     check_body(source)?;
-    render(source, &Variables { view: shown(view), entries: entries.iter().map(shown).collect(), text }, BODY)
+    render(source, &Variables { view: shown(view), entries: entries.iter().map(shown).collect(), text }, WHOLE_BODY)
 }
 
 /// In a template `value` is a text: what the default message shows.
@@ -113,13 +129,16 @@ fn shown(view: &View) -> View {
     View { value: Some(view.shown().to_owned()), ..view.clone() }
 }
 
-fn render(source: &str, variables: &impl Serialize, limit: usize) -> Result<String, String> {
-    let environment = environment();
+fn render(source: &str, variables: &impl Serialize, bounds: Bounds) -> Result<String, String> {
+    let mut environment = environment();
+    environment.set_fuel(Some(bounds.fuel));
     let template = environment.template_from_str(source).map_err(|error| words(&error))?;
-    let mut output = Bounded { bytes: Vec::new(), limit };
+    let mut output = Bounded { bytes: Vec::new(), limit: bounds.output };
     match template.render_captured_to(Value::from(Serde(variables)), &mut output) {
         Ok(_) => String::from_utf8(output.bytes).map_err(|_| "it gives no text".into()),
-        Err(error) if error.kind() == ErrorKind::WriteFailure => Err(format!("it gives more than {limit} bytes")),
+        Err(error) if error.kind() == ErrorKind::WriteFailure => {
+            Err(format!("it gives more than {} bytes", bounds.output))
+        }
         Err(error) => Err(words(&error)),
     }
 }
@@ -128,7 +147,6 @@ fn render(source: &str, variables: &impl Serialize, limit: usize) -> Result<Stri
 fn environment() -> Environment<'static> {
     let mut environment = Environment::empty();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
-    environment.set_fuel(Some(FUEL));
     environment.set_formatter(|output, state, value| {
         // What is not there is nothing, not the word "none".
         if value.is_none() { Ok(()) } else { minijinja::escape_formatter(output, state, value) }
@@ -209,6 +227,32 @@ fn words(error: &Error) -> String {
     }
 }
 
+/// Bounds how deep a template's syntax tree can be, before there is one.
+fn check_depth(source: &str) -> Result<(), String> {
+    let (mut tokens, mut tags, mut open) = (0, 0, 0_usize);
+    for token in tokenize(source, false, SyntaxConfig::default()) {
+        let (token, span) = token.map_err(|error| words(&error))?;
+        tokens += 1;
+        match token {
+            Token::VariableStart => (tokens, open) = (0, 0),
+            Token::BlockStart => (tokens, open, tags) = (0, 0, tags + 1),
+            Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => open += 1,
+            Token::ParenClose | Token::BracketClose | Token::BraceClose => open = open.saturating_sub(1),
+            _ => {}
+        }
+        if open > BRACKETS {
+            return Err(format!("line {}: there are more than {BRACKETS} brackets in each other", span.start_line));
+        }
+        if tokens > TOKENS {
+            return Err(format!("line {}: there are more than {TOKENS} words in one pair of braces", span.start_line));
+        }
+        if tags > TAGS {
+            return Err(format!("line {}: there are more than {TAGS} pairs of {{% %}}", span.start_line));
+        }
+    }
+    Ok(())
+}
+
 /// Bounds what a template can produce, from its syntax tree.
 struct Checker<'a> {
     /// The size of each variable in sight, innermost scope last.
@@ -217,13 +261,15 @@ struct Checker<'a> {
     /// How often the place being looked at can be run.
     turns: usize,
     spent: usize,
+    budget: usize,
 }
 
 impl<'a> Checker<'a> {
-    fn check(source: &str, known: &[&str]) -> Result<(), String> {
+    fn check(source: &str, known: &[&str], bounds: Bounds) -> Result<(), String> {
         if source.len() > SOURCE {
             return Err(format!("it is longer than {SOURCE} bytes"));
         }
+        check_depth(source)?;
         let tree = parse(source, "template", SyntaxConfig::default()).map_err(|error| words(&error))?;
         let size = |name: &&str| match *name {
             "entries" => ENTRY * MAX_ENTRIES,
@@ -231,7 +277,7 @@ impl<'a> Checker<'a> {
             _ => VARIABLE,
         };
         let scope = known.iter().map(|name| (*name, size(name))).collect();
-        let mut checker = Checker { scopes: vec![scope], known, turns: 1, spent: 0 };
+        let mut checker = Checker { scopes: vec![scope], known, turns: 1, spent: 0, budget: bounds.budget };
         checker.statement(&tree)
     }
 
@@ -288,13 +334,14 @@ impl<'a> Checker<'a> {
         // A list holds entries, or one item for each byte at most of what it was made from.
         let (item, turns) = match &repeat.iter {
             Expr::Var(name) if name.id == "entries" => (ENTRY, MAX_ENTRIES),
+            Expr::List(list) => (self.size(&repeat.iter)?, list.items.len()),
             other => {
                 let size = self.size(other)?;
-                (size, size.max(1))
+                (size, size)
             }
         };
         let outer = self.turns;
-        self.turns = outer.saturating_mul(turns);
+        self.turns = outer.saturating_mul(turns.max(1));
         self.scopes.push(BTreeMap::from([("loop", VARIABLE)]));
         let result = self.bind(&repeat.target, item).and_then(|()| {
             if let Some(filter) = &repeat.filter_expr {
@@ -328,7 +375,7 @@ impl<'a> Checker<'a> {
 
     fn spend(&mut self, size: usize, span: Span) -> Result<(), String> {
         self.spent = self.spent.saturating_add(size.saturating_mul(self.turns));
-        if self.spent > BUDGET {
+        if self.spent > self.budget {
             return Err(format!(
                 "line {}: this can grow beyond all bounds; say less, or in fewer loops",
                 span.start_line

@@ -1,5 +1,7 @@
 //! What is posted: a `CloudEvent` in binary mode, or a body of the user's own.
 
+use std::fmt::Write;
+
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -220,8 +222,12 @@ fn digest_id(items: &[Item]) -> String {
         digest.update(message::entry_id(item));
         digest.update(b"\n");
     }
-    let hex: String = digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("digest-{hex}")
+    // Half of it is unique enough, and leaves the header short.
+    digest.finalize().iter().take(16).fold("digest-".to_owned(), |mut id, byte| {
+        // Writing into a String cannot fail.
+        let _ = write!(id, "{byte:02x}");
+        id
+    })
 }
 
 /// A header's value as the binding (section 3.1.3.2) writes it: space, quote, percent and all that is not printable ASCII
@@ -230,15 +236,18 @@ fn header_text(value: &str) -> String {
     const BYTES: usize = 1024;
     let mut text = String::new();
     for char in value.chars() {
-        let mut bytes = [0; 4];
-        let encoded: String = match char {
-            '!' | '#' | '$' | '&'..='~' => char.into(),
-            _ => char.encode_utf8(&mut bytes).bytes().map(|byte| format!("%{byte:02X}")).collect(),
-        };
-        if text.len() + encoded.len() > BYTES {
+        let before = text.len();
+        if matches!(char, '!' | '#' | '$' | '&'..='~') {
+            text.push(char);
+        } else {
+            for byte in char.encode_utf8(&mut [0; 4]).bytes() {
+                let _ = write!(text, "%{byte:02X}");
+            }
+        }
+        if text.len() > BYTES {
+            text.truncate(before);
             break;
         }
-        text.push_str(&encoded);
     }
     text
 }

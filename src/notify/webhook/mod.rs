@@ -21,10 +21,10 @@ pub use sign::SigningKey;
 pub use tls::Tls;
 
 /// A `Retry-After` is honoured up to here unless the sender is told otherwise.
-pub const RETRY_AFTER_CAP: Duration = Duration::from_secs(3600);
+pub const RETRY_AFTER_CAP: Duration = Duration::from_hours(1);
 
 /// What a contact point's spec and Secrets say of an endpoint.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Parts {
     /// `url`, or what `urlFrom` names.
     pub url: SecretString,
@@ -66,7 +66,6 @@ impl Invalid {
 #[derive(Clone)]
 pub struct Hook {
     pub(super) url: reqwest::Url,
-    url_is_secret: bool,
     headers: http::HeaderMap,
     secrets: Vec<SecretString>,
     pub(super) body: Option<Arc<str>>,
@@ -104,12 +103,14 @@ impl Hook {
         if let Some(key) = &parts.signing_key {
             secrets.push(key.secret().clone());
         }
+        if let Some(body) = &parts.body {
+            crate::notify::message::check_body(body).map_err(|message| Invalid::new("body", message))?;
+        }
         let content_type = parts.content_type.as_deref().filter(|_| parts.body.is_some()).unwrap_or("application/json");
         let content_type = HeaderValue::from_str(content_type)
             .map_err(|_| Invalid::new("contentType", "holds a control character; write for example text/plain"))?;
         Ok(Self {
             url,
-            url_is_secret: parts.url_is_secret,
             headers,
             secrets,
             body: parts.body,
@@ -124,8 +125,7 @@ impl Hook {
 impl fmt::Debug for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hook")
-            .field("url", if self.url_is_secret { &"(secret)" } else { &"(not shown)" })
-            .field("headers", &self.headers.keys())
+            .field("headers", &self.headers.keys().map(HeaderName::as_str).collect::<Vec<_>>())
             .field("body", &self.body.is_some())
             .field("signed", &self.signing_key.is_some())
             .field("timeout", &self.timeout)

@@ -1,1 +1,61 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use rstest::rstest;
+
+use super::*;
+
+fn parts(url: &str) -> Parts {
+    Parts { url: url.into(), ..Parts::default() }
+}
+
+#[rstest]
+#[case(parts("ftp://x/"), "url: not an http:// or https:// URL")]
+#[case(parts("nonsense"), "url: not a URL")]
+#[case(parts("https://u:s3cr3t@x/"), "url: credentials")]
+#[case(Parts { url_is_secret: true, ..parts("https://x/s3cr3t\n") }, "urlFrom: the URL begins or ends with")]
+#[case(Parts { url_is_secret: true, ..parts("s3cr3t") }, "urlFrom: not a URL")]
+#[case(Parts { token: Some(("X Y".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: \"X Y\" is not")]
+#[case(Parts { token: Some(("Host".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: host is set by")]
+#[case(Parts { token: Some(("ce-id".into(), "s3cr3t".into())), ..parts("http://x/") }, "headerName: ce-id is set by")]
+#[case(Parts { token: Some(("X".into(), "s3cr3t\n".into())), ..parts("http://x/") }, "apiToken: the token holds a newline")]
+#[case(Parts { headers: [("X".into(), "a\nb".into())].into(), ..parts("http://x/") }, "headers: the value of x holds")]
+#[case(Parts { body: Some("{{ txt }}".into()), ..parts("http://x/") }, "body: line 1: there is no variable `txt`")]
+fn what_is_wrong_is_said_without_the_secret(#[case] parts: Parts, #[case] said: &str) {
+    let error = Hook::new(parts).unwrap_err().to_string();
+    assert!(error.starts_with(said), "{error}");
+    assert!(!error.contains("s3cr3t"), "{error}");
+}
+
+#[test]
+fn debug_shows_no_secret() {
+    let hook = Hook::new(Parts {
+        token: Some(("Authorization".into(), "Bearer s3cr3t".into())),
+        headers: [("X-Team".into(), "s3cr3t".into())].into(),
+        signing_key: Some(SigningKey::new(b"s3cr3t").unwrap()),
+        ..parts("https://x/s3cr3t")
+    })
+    .unwrap();
+    let shown = format!("{hook:?}");
+    assert!(shown.contains("authorization") && !shown.contains("s3cr3t"), "{shown}");
+}
+
+#[rstest]
+#[case(Tls::new(None, None, None), "neither")]
+#[case(Tls::new(Some(b"x"), None, None), "ca.crt holds no PEM")]
+#[case(Tls::new(None, Some(b"x"), None), "no tls.key")]
+#[case(Tls::new(None, None, Some(b"x")), "no tls.crt")]
+#[case(Tls::new(None, Some(b"x"), Some(b"s3cr3t")), "no PEM certificate and key")]
+fn tls_material_is_checked(#[case] tls: Result<Tls, String>, #[case] said: &str) {
+    let error = tls.unwrap_err();
+    assert!(error.contains(said) && !error.contains("s3cr3t"), "{error}");
+}
+
+#[test]
+fn a_key_of_another_certificate_is_noticed() {
+    let make = || rcgen::generate_simple_self_signed(["receiver.test".to_owned()]).unwrap();
+    let (one, other) = (make(), make());
+    let pem = one.cert.pem();
+    let tls = |key: String| Tls::new(None, Some(pem.as_bytes()), Some(key.as_bytes()));
+    assert!(tls(other.signing_key.serialize_pem()).unwrap_err().contains("does not belong"));
+    assert!(tls(one.signing_key.serialize_pem()).is_ok());
+}
