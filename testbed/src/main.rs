@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use kube::config::Kubeconfig;
+use testbed::bot_api::{BotApi, Chat, Kind};
 use testbed::control_plane::kubeconfig;
+use testbed::receiver::Receiver;
 use testbed::{ControlPlane, Options, process};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -24,6 +26,19 @@ enum Command {
         /// Also write the admin's kubeconfig to this file, once the control plane is ready.
         #[arg(long, value_name = "FILE")]
         kubeconfig_out: Option<PathBuf>,
+    },
+    /// Start a Bot API stand-in and a webhook receiver that print what reaches them, until Ctrl-C, SIGTERM or the end of
+    /// the parent process.
+    Receivers {
+        /// A bot token that the Bot API knows.
+        #[arg(long)]
+        token: String,
+        /// A private chat that the bot may write to.
+        #[arg(long)]
+        chat: i64,
+        /// Write their URLs to this file, as `TELEGRAM_API_URL=...` and `WEBHOOK_URL=...`.
+        #[arg(long, value_name = "FILE")]
+        urls_out: PathBuf,
     },
     /// Write a kubeconfig that has a `ServiceAccount`'s rights, with a token good for 24 hours.
     ServiceAccountKubeconfig {
@@ -46,6 +61,12 @@ async fn main() -> Result<()> {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match Arguments::parse().command {
         Command::Cluster { kubeconfig_out } => cluster(kubeconfig_out.as_deref()).await,
+        Command::Receivers { token, chat, urls_out } => {
+            let mut end = Signals::new()?;
+            let _receivers = start_receivers(&token, chat, &urls_out)?;
+            end.wait().await;
+            Ok(())
+        }
         Command::ServiceAccountKubeconfig { namespace, name, kubeconfig, out } => {
             let admin =
                 Kubeconfig::read_from(&kubeconfig).with_context(|| format!("reading {}", kubeconfig.display()))?;
@@ -83,6 +104,31 @@ async fn run_cluster(kubeconfig_out: Option<&Path>) -> Result<()> {
     println!("export KUBECONFIG={}", file.display());
     eprintln!("kubectl, if you have none: {}", plane.binaries().join("kubectl").display());
     std::future::pending().await
+}
+
+/// They run until they are dropped.
+fn start_receivers(token: &str, chat: i64, urls_out: &Path) -> Result<(BotApi, Receiver)> {
+    let telegram = BotApi::start()?;
+    telegram.add_token(token);
+    telegram.add_chat(Chat::new(Kind::Private, chat)?);
+    telegram.on_message(|message| say("Telegram", &message.chat_id, &message.text));
+    telegram.on_rejected(|rejected| say("Telegram", &"refused", &rejected.description));
+    let webhook = Receiver::start()?;
+    webhook.on_request(|request| {
+        let headers =
+            ["ce-type", "ce-id", "idempotency-key"].map(|name| request.header(name).unwrap_or("-").to_owned());
+        say("Webhook", &headers.join(" "), &request.text());
+    });
+    let urls = format!("TELEGRAM_API_URL={}\nWEBHOOK_URL={}\n", telegram.url(), webhook.url());
+    // Whoever waits for the file must find all of it.
+    let part = urls_out.with_extension("part");
+    std::fs::write(&part, urls).and_then(|()| std::fs::rename(&part, urls_out)).context("writing the URLs")?;
+    Ok((telegram, webhook))
+}
+
+fn say(who: &str, what: &dyn std::fmt::Display, text: &str) {
+    let text = text.replace('\n', "\n    | ");
+    println!("  >> {who} ({what}):\n    | {text}");
 }
 
 /// What ends a command that stays.
