@@ -1,3 +1,7 @@
-//! The integration tests: one binary, one module a subject.
+//! The integration tests: one binary, one module a subject, on a real control plane.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod crds;
 mod field_paths;
+mod support;
+mod walkthrough;

@@ -1,0 +1,107 @@
+//! What the apiserver checks: every field at its boundary, the documents' manifests, objects older than the rules, rights.
+
+use std::time::Duration;
+
+use kube::api::{Api, DynamicObject, PostParams};
+use kube::core::ApiResource;
+use kube::{Client, CustomResourceExt, Error};
+use quartermaster::api::{ContactPoint, TrackedField};
+use quartermaster::manifests;
+use serde_json::{Value, json};
+use testbed::control_plane::ControlPlane;
+use tokio::time::{Instant, sleep};
+
+mod contact_point;
+mod printed;
+mod rights;
+mod tracked_field;
+mod upgrade;
+
+/// One case a line: a spec in YAML, and what the refusal says; nothing where the spec is accepted. Parts of it are
+/// divided by `|`; the first is the field that it is said of.
+type Case = (String, &'static str);
+
+/// Installs our CRDs; a warning of the apiserver is an error. Returns once they are served.
+async fn install(plane: &ControlPlane) {
+    let crds = manifests::crds_yaml().unwrap();
+    plane.run_kubectl(&["apply", "--warnings-as-errors", "-f", "-"], &crds).await.unwrap();
+    let client = plane.client().await.unwrap();
+    for (kind, refused) in [
+        (ContactPoint::api_resource(), json!({ "type": "Pigeon" })),
+        (
+            TrackedField::api_resource(),
+            json!({ "contactPoint": "a", "field": "b", "target": { "kind": "c", "name": "d" } }),
+        ),
+    ] {
+        wait_until("our rules bind", async || {
+            create(&client, &kind, "probe", Some(&refused), true).await.is_err_and(|e| e.contains("write "))
+        })
+        .await;
+    }
+}
+
+/// Creates an object in namespace `default`; the refusal's words otherwise.
+async fn create(
+    client: &Client,
+    kind: &ApiResource,
+    name: &str,
+    spec: Option<&Value>,
+    dry_run: bool,
+) -> Result<DynamicObject, String> {
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", kind);
+    let mut object = DynamicObject::new(name, kind);
+    if let Some(spec) = spec {
+        object.data = json!({ "spec": spec });
+    }
+    match api.create(&PostParams { dry_run, ..PostParams::default() }, &object).await {
+        Err(Error::Api(status)) => Err(status.message),
+        other => Ok(other.unwrap()),
+    }
+}
+
+/// Tries every case, and tells all that are not as the table says.
+async fn check(client: &Client, kind: &ApiResource, cases: &[Case]) {
+    let mut wrong = Vec::new();
+    for (yaml, words) in cases {
+        let spec = serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{yaml}: {e}"));
+        match create(client, kind, "case", Some(&spec), true).await {
+            Ok(_) if words.is_empty() => {}
+            Ok(_) => wrong.push(format!("{}\n  is accepted, not refused with {words}", shorten(yaml))),
+            Err(said) if !words.is_empty() && words.split('|').all(|part| said.contains(part)) => {}
+            Err(said) => wrong.push(format!("{}\n  {words}, but: {}", shorten(yaml), shorten(&said))),
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}
+
+/// Fails for a field of `spec` that no case speaks of: a new field needs its cases.
+fn every_field_has_a_case(crd: &Value, cases: &[Case]) {
+    fn names(schema: &Value, into: &mut Vec<String>) {
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            into.push(name.clone());
+            names(property, into);
+        }
+    }
+    let mut fields = Vec::new();
+    names(&crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"], &mut fields);
+    assert!(fields.len() > 5);
+    for field in fields {
+        let of = |refused: bool| {
+            cases.iter().any(|(yaml, words)| words.is_empty() != refused && yaml.contains(&format!("{field}:")))
+        };
+        assert!(of(false), "no case accepts {field}");
+        assert!(of(true), "no case refuses {field}");
+    }
+}
+
+fn shorten(text: &str) -> String {
+    if text.len() < 1500 { text.into() } else { format!("{}...", text.chars().take(1500).collect::<String>()) }
+}
+
+async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !holds().await {
+        assert!(Instant::now() < deadline, "waited 30 s until {what}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}

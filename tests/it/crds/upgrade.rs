@@ -1,0 +1,253 @@
+//! Objects that were stored under the original program's CRDs, each breaking one rule that came later: they can still be
+//! read, given a status and labels, suspended, and deleted.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::ApiResource;
+use kube::{Client, CustomResourceExt, ResourceExt};
+use quartermaster::api::tracked_field::Action;
+use quartermaster::api::{ContactPoint, TrackedField};
+use rstest::rstest;
+use serde_json::{Value, json};
+use testbed::control_plane::{ControlPlane, Options};
+
+use super::{create, install, wait_until};
+
+const ORIGINAL: &str = include_str!("original.yaml");
+
+/// Specs in YAML: each was let in by the original CRD, and is refused today.
+fn contact_points() -> Vec<String> {
+    let long = |n: usize| "a".repeat(n);
+    let telegram = |token: &str, more: &str| format!("{{type: Telegram, apiToken: {{{token}}}, {more}}}");
+    let webhook = |url: &str, header: &str, more: &str| {
+        format!(
+            "{{type: Webhook, apiToken: {{secretName: s, key: k}}, webhookSpec: {{url: '{url}', headerName: '{header}'}}, \
+             {more}}}"
+        )
+    };
+    let s = "secretName: s, key: k";
+    vec![
+        format!("{{type: Slack, apiToken: {{{s}}}}}"),
+        format!("{{type: {}, apiToken: {{{s}}}}}", long(100)),
+        telegram(s, ""),
+        telegram(s, "telegramSpec: {chatId: 0}"),
+        telegram(s, "telegramSpec: {chatId: 1}, webhookSpec: {url: https://h, headerName: X-A}"),
+        telegram("secretName: '', key: ''", "telegramSpec: {chatId: 1}"),
+        telegram("secretName: A_B, key: k", "telegramSpec: {chatId: 1}"),
+        telegram("secretName: s, key: a b", "telegramSpec: {chatId: 1}"),
+        telegram(&format!("secretName: {}, key: {}", long(300), long(300)), "telegramSpec: {chatId: 1}"),
+        format!("{{type: Webhook, apiToken: {{{s}}}}}"),
+        webhook("", "", ""),
+        webhook("https://h", "", ""),
+        webhook("https://h", "X-A", "telegramSpec: {chatId: 1}"),
+        webhook("ftp://h", "X-A", ""),
+        webhook("h", "X-A", ""),
+        webhook("https://user:password@h", "X-A", ""),
+        webhook("https://h/#part", "X-A", ""),
+        webhook(&format!("https://h/{}", long(3000)), "X-A", ""),
+        webhook("https://h", "X A", ""),
+        webhook("https://h", "Host", ""),
+        webhook("https://h", &long(200), ""),
+    ]
+}
+
+fn tracked_fields() -> Vec<String> {
+    let long = |n: usize| "a".repeat(n);
+    let all = |point: &str, field: &str, kind: &str, namespace: &str, name: &str| {
+        format!(
+            "{{contactPoint: '{point}', field: '{field}', \
+             target: {{kind: '{kind}', namespace: '{namespace}', name: '{name}'}}}}"
+        )
+    };
+    vec![
+        all("Telegram", "replicas", "Deployment", "default", "a"),
+        all(&long(300), "replicas", "Deployment", "default", "a"),
+        all("cp", "strategy", "Deployment", "default", "a"),
+        all("cp", "{range .a}", "Deployment", "default", "a"),
+        all("cp", &long(2000), "Deployment", "default", "a"),
+        all("cp", "replicas", "Secret", "default", "a"),
+        all("cp", "replicas", "secret", "default", "a"),
+        all("cp", "replicas", "DaemonSet", "default", "a"),
+        all("cp", "replicas", "apps/Deployment", "default", "a"),
+        all("cp", "replicas", &long(100), "default", "a"),
+        all("cp", "replicas", "Deployment", "", "a"),
+        all("cp", "replicas", "Deployment", "Default", "a"),
+        all("cp", "replicas", "Deployment", &long(100), "a"),
+        all("cp", "replicas", "Deployment", "default", "A"),
+        all("cp", "replicas", "Deployment", "default", "a/b"),
+        all("cp", "replicas", "Deployment", "default", &long(300)),
+    ]
+}
+
+/// Both of the original's CRDs that are about: its `TrackedField` with the status subresource, and without.
+#[rstest]
+#[case(true)]
+#[case(false)]
+#[tokio::test]
+async fn objects_older_than_the_rules(#[case] subresource: bool) {
+    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let client = plane.client().await.unwrap();
+    let points = ContactPoint::api_resource();
+    let fields = TrackedField::api_resource();
+
+    install_original(&client, subresource).await;
+    let point_status = json!({ "initialized": true, "ready": true });
+    let field_status = json!([
+        { "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" },
+        { "time": "2025-02-11T20:51:04Z", "action": "Touched", "value": "3" },
+        { "time": "2025-02-11T20:54:04Z", "action": "Deleted" },
+    ]);
+    let mut old = Vec::new();
+    let bare: Option<String> = None;
+    for (number, yaml) in [bare].into_iter().chain(contact_points().into_iter().map(Some)).enumerate() {
+        old.push((points.clone(), format!("cp-{number}"), yaml, point_status.clone(), true));
+    }
+    for (number, yaml) in tracked_fields().into_iter().enumerate() {
+        old.push((fields.clone(), format!("tf-{number}"), Some(yaml), field_status.clone(), subresource));
+    }
+    for (kind, name, yaml, status, by_subresource) in &old {
+        store(&client, kind, name, yaml.as_deref(), status, *by_subresource).await;
+    }
+
+    install(&plane).await;
+    every_one_can_be_read(&client).await;
+    for (kind, name, yaml, status, _) in &old {
+        old_object_lives_on(&client, kind, name, yaml.as_deref(), status).await;
+    }
+}
+
+/// Installs the original's CRDs and waits until they are served.
+async fn install_original(client: &Client, subresource: bool) {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    for text in ORIGINAL.split("---\n") {
+        let mut crd: CustomResourceDefinition = serde_saphyr::from_str(text).unwrap();
+        if crd.spec.names.kind == "TrackedField" && !subresource {
+            crd.spec.versions[0].subresources = None;
+        }
+        api.create(&PostParams::default(), &crd).await.unwrap();
+        let name = crd.name_any();
+        wait_until("the original CRD is served", async || {
+            let conditions = api.get(&name).await.unwrap().status.and_then(|s| s.conditions).unwrap_or_default();
+            conditions.iter().any(|c| c.type_ == "Established" && c.status == "True")
+        })
+        .await;
+    }
+}
+
+async fn store(
+    client: &Client,
+    kind: &ApiResource,
+    name: &str,
+    yaml: Option<&str>,
+    status: &Value,
+    by_subresource: bool,
+) {
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", kind);
+    let mut object = DynamicObject::new(name, kind);
+    object.data = json!({ "status": status });
+    if let Some(yaml) = yaml {
+        object.data["spec"] = serde_saphyr::from_str(yaml).unwrap();
+    }
+    // Right after its CRD the apiserver may answer 429 or 404 for a moment.
+    wait_until(&format!("{name} is stored"), async || match api.create(&PostParams::default(), &object).await {
+        Ok(_) => true,
+        Err(kube::Error::Api(said)) if said.code == 429 || said.code == 404 => false,
+        Err(said) => panic!("the original CRD refuses {yaml:?}: {said}"),
+    })
+    .await;
+    if by_subresource {
+        let patch = json!({ "status": status });
+        api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+}
+
+/// One object that cannot be read would end the list and the watch of all.
+async fn every_one_can_be_read(client: &Client) {
+    let points = Api::<ContactPoint>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    assert_eq!(points.items.len(), contact_points().len() + 1);
+    assert!(points.iter().all(|point| point.status.as_ref().is_some_and(|s| s.initialized && s.ready)));
+    let fields = Api::<TrackedField>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    assert_eq!(fields.items.len(), tracked_fields().len());
+    for field in fields {
+        let history = field.status.unwrap();
+        let actions: Vec<_> = history.iter().map(|entry| entry.action).collect();
+        assert_eq!(actions, [Action::Created, Action::Updated, Action::Deleted]);
+        assert!(history.iter().all(|entry| entry.id.is_none() && entry.delivery.is_none()));
+    }
+}
+
+async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, yaml: Option<&str>, status: &Value) {
+    let spec: Option<Value> = yaml.map(|yaml| serde_saphyr::from_str(yaml).unwrap());
+    let today = create(client, kind, "again", spec.as_ref(), true).await;
+    assert!(today.is_err(), "{yaml:?} breaks no rule, so it shows nothing");
+
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", kind);
+    let merge = async |patch: Value| {
+        let object = api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        object.unwrap_or_else(|said| panic!("{yaml:?}: {said}"))
+    };
+    let found = api.get(name).await.unwrap();
+    assert_eq!(&found.data["status"], status, "{name} kept its status");
+
+    // A status of ours, with fields that the old CRD did not have.
+    let ours = if status.is_array() {
+        json!([{ "time": "2026-01-01T00:00:00Z", "action": "Updated", "value": "4", "id": "i", "delivery": "Pending" }])
+    } else {
+        json!({ "initialized": true, "ready": false, "observedGeneration": 1 })
+    };
+    let patch = json!({ "status": ours });
+    let patched = api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+    assert_eq!(patched.unwrap_or_else(|said| panic!("{yaml:?}: {said}")).data["status"], ours);
+    let mut again = api.get(name).await.unwrap();
+    again.data["status"] = status.clone();
+    if !status.is_array() {
+        api.replace_status(name, &PostParams::default(), &again).await.unwrap();
+    }
+
+    merge(
+        json!({ "metadata": { "labels": { "a": "b" }, "annotations": { "quartermaster.dev/requested-at": "now" } } }),
+    )
+    .await;
+    merge(json!({ "metadata": { "finalizers": ["quartermaster.dev/test"] } })).await;
+    // One without a spec has nothing to suspend.
+    if spec.is_some() {
+        let suspended = merge(json!({ "spec": { "suspend": true } })).await;
+        assert_eq!(suspended.data["spec"]["suspend"], true);
+    }
+    api.delete(name, &DeleteParams::default()).await.unwrap();
+    merge(json!({ "metadata": { "finalizers": null } })).await;
+    assert!(api.get_opt(name).await.unwrap().is_none());
+}
+
+/// A rule over several fields binds again once a field that it names is changed, to another wrong value too.
+#[tokio::test]
+async fn a_changed_field_is_held_to_the_rules() {
+    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let client = plane.client().await.unwrap();
+    install_original(&client, true).await;
+    let chat = "{type: Telegram, apiToken: {secretName: s, key: k}, telegramSpec: {chatId: 0}}";
+    store(&client, &ContactPoint::api_resource(), "chat", Some(chat), &json!({}), false).await;
+    let target = "{contactPoint: cp, field: replicas, target: {kind: DaemonSet, namespace: a, name: b}}";
+    store(&client, &TrackedField::api_resource(), "target", Some(target), &json!([]), false).await;
+    install(&plane).await;
+
+    let points = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &ContactPoint::api_resource());
+    let fields = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &TrackedField::api_resource());
+    for (api, name, patch, words) in [
+        (&points, "chat", json!({ "telegramSpec": null }), "type: Telegram needs a chat"),
+        (&points, "chat", json!({ "type": "Webhook" }), "type: Webhook needs an endpoint"),
+        (&points, "chat", json!({ "webhookSpec": { "url": "https://h" } }), "type: Telegram takes no webhookSpec"),
+        (&points, "chat", json!({ "apiToken": null }), "type: Telegram needs the bot's token"),
+        (&points, "chat", json!({ "telegramSpec": { "chatId": 7 } }), ""),
+        (&fields, "target", json!({ "target": { "kind": "Job" } }), "needs apiVersion and resource"),
+        (&fields, "target", json!({ "target": { "apiVersion": "apps/v1" } }), "needs apiVersion and resource"),
+        (&fields, "target", json!({ "target": { "name": "c" } }), ""),
+        (&fields, "target", json!({ "target": { "apiVersion": "apps/v1", "resource": "daemonsets" } }), ""),
+    ] {
+        let patched = api.patch(name, &PatchParams::default(), &Patch::Merge(json!({ "spec": patch }))).await;
+        match patched {
+            Ok(_) => assert!(words.is_empty(), "{patch} is accepted"),
+            Err(said) => assert!(!words.is_empty() && said.to_string().contains(words), "{patch}: {said}"),
+        }
+    }
+}
