@@ -1,0 +1,234 @@
+//! What the tests of behaviour share: the operator as a process with the rights that we ship, a namespace for each
+//! test, and short words for the objects that it makes.
+#![allow(dead_code)] // each test uses some of it
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Namespace, Secret};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::core::NamespaceResourceScope;
+use kube::{Client, Resource, ResourceExt};
+use quartermaster::api::tracked_field::{Delivery, Entry};
+use quartermaster::api::{ContactPoint, TrackedField};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use testbed::ControlPlane;
+use testbed::wait::until;
+use tokio::sync::OnceCell;
+
+mod operator;
+
+pub use operator::{Operator, Settings};
+
+/// How long a state may take to come about: ten times what the product promises, on a slow machine.
+pub const SOON: Duration = Duration::from_secs(30);
+/// The namespace of the operator's `ServiceAccount`.
+pub const SYSTEM: &str = "quartermaster-system";
+/// Its name.
+pub const ACCOUNT: &str = "quartermaster-controller-manager";
+/// A token of the right shape that no receiver knows.
+pub const TOKEN: &str = "12345678:ABCDEFUABCDEFUABCDEFUABCDEFU";
+
+/// Installs CRDs, rights and namespace as shipped, and waits until they are served.
+pub async fn install(plane: &ControlPlane) {
+    let local = concat!(env!("CARGO_MANIFEST_DIR"), "/config/local");
+    until("our manifests apply", SOON, async || {
+        plane.run_kubectl(&["apply", "--server-side", "--force-conflicts", "-k", local], "").await.map(Some)
+    })
+    .await
+    .unwrap();
+    for crd in ["contactpoints.tg.azamaton.ru", "trackedfields.tg.azamaton.ru"] {
+        plane.run_kubectl(&["wait", "--for=condition=Established", &format!("crd/{crd}")], "").await.unwrap();
+    }
+    let client = plane.client().await.unwrap();
+    until("our kinds are served", SOON, async || {
+        Api::<ContactPoint>::all(client.clone()).list(&Default::default()).await?;
+        Api::<TrackedField>::all(client.clone()).list(&Default::default()).await?;
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// A namespace of a test's own on a control plane where everything is installed.
+pub struct Bed {
+    /// The control plane.
+    pub plane: &'static ControlPlane,
+    /// The admin's client.
+    pub client: Client,
+    /// The namespace.
+    pub namespace: String,
+}
+
+impl Bed {
+    /// A new namespace on the control plane that tests share. The name starts with `name`.
+    pub async fn shared(name: &str) -> Self {
+        static INSTALLED: OnceCell<()> = OnceCell::const_new();
+        let plane = testbed::shared().await.unwrap();
+        INSTALLED.get_or_init(|| install(plane)).await;
+        Self::on(plane, name).await
+    }
+
+    /// A new namespace on a control plane of the test's own, which lasts as long as the process.
+    pub async fn own(name: &str) -> Self {
+        let plane: &'static ControlPlane =
+            Box::leak(Box::new(ControlPlane::start(testbed::Options::default()).await.unwrap()));
+        install(plane).await;
+        Self::on(plane, name).await
+    }
+
+    /// A new namespace on `plane`.
+    pub async fn on(plane: &'static ControlPlane, name: &str) -> Self {
+        let client = plane.client().await.unwrap();
+        let namespace = format!("{name}-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
+        let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": namespace } })).unwrap();
+        Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
+        Self { plane, client, namespace }
+    }
+
+    /// The objects of a kind in the namespace.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Creates an object from what it is beside its name.
+    pub async fn create<K>(&self, name: &str, rest: Value) -> K
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned + Serialize,
+    {
+        let mut object = rest;
+        object["metadata"]["name"] = name.into();
+        let object: K = serde_json::from_value(object).unwrap();
+        self.api().create(&PostParams::default(), &object).await.unwrap()
+    }
+
+    /// Merges `patch` into an object.
+    pub async fn patch<K>(&self, name: &str, patch: Value) -> K
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        self.api().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap()
+    }
+
+    /// Deletes an object.
+    pub async fn delete<K>(&self, name: &str)
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        self.api::<K>().delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// A Secret with one key, `token`.
+    pub async fn secret(&self, name: &str, token: &str) -> Secret {
+        self.create(name, json!({ "stringData": { "token": token } })).await
+    }
+
+    /// A Webhook contact point without a token.
+    pub async fn webhook(&self, name: &str, url: &str) -> ContactPoint {
+        self.create(name, json!({ "spec": { "type": "Webhook", "webhookSpec": { "url": url } } })).await
+    }
+
+    /// A Telegram contact point whose token is in the Secret `NAME-token`, which is made too.
+    pub async fn telegram(&self, name: &str, token: &str, chat: i64) -> ContactPoint {
+        let secret = format!("{name}-token");
+        self.secret(&secret, token).await;
+        let spec = json!({
+            "type": "Telegram",
+            "telegramSpec": { "chatId": chat },
+            "apiToken": { "secretName": secret, "key": "token" },
+        });
+        self.create(name, json!({ "spec": spec })).await
+    }
+
+    /// A Deployment of one container, as document 000 has it.
+    pub async fn deployment(&self, name: &str, replicas: i32) -> Deployment {
+        let labels = json!({ "app": name });
+        let container = json!({ "name": "nginx", "image": "nginx:latest" });
+        let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
+        let spec = json!({ "replicas": replicas, "selector": { "matchLabels": labels }, "template": template });
+        self.create(name, json!({ "spec": spec })).await
+    }
+
+    /// Sets a Deployment's replicas.
+    pub async fn scale(&self, name: &str, replicas: i32) {
+        self.patch::<Deployment>(name, json!({ "spec": { "replicas": replicas } })).await;
+    }
+
+    /// Tracks a field of a resource of the same namespace.
+    pub async fn track(&self, name: &str, kind: &str, target: &str, field: &str, point: &str) -> TrackedField {
+        let target = json!({ "kind": kind, "namespace": self.namespace, "name": target });
+        self.create(name, json!({ "spec": { "target": target, "contactPoint": point, "field": field } })).await
+    }
+
+    /// The history of a `TrackedField`.
+    pub async fn history(&self, name: &str) -> Vec<Entry> {
+        self.api::<TrackedField>().get(name).await.unwrap().status.unwrap_or_default()
+    }
+
+    /// Waits until the object is as `look` wants it.
+    pub async fn until<K>(&self, name: &str, what: &str, mut look: impl FnMut(&K) -> bool) -> K
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        let api = self.api::<K>();
+        let mut last = None;
+        let found = until(format!("{}/{name}: {what}", self.namespace), SOON, async || {
+            let object = api.get(name).await?;
+            let found = look(&object).then(|| object.clone());
+            last = Some(object);
+            Ok(found)
+        })
+        .await;
+        found.unwrap_or_else(|error| panic!("{error:#}; it is {last:#?}"))
+    }
+
+    /// Waits until the contact point is ready.
+    pub async fn ready(&self, name: &str) -> ContactPoint {
+        self.until(name, "is ready", |point: &ContactPoint| point.status.as_ref().is_some_and(|status| status.ready))
+            .await
+    }
+
+    /// Waits until a contact point is not ready, for this reason.
+    pub async fn not_ready(&self, name: &str, reason: &str) -> ContactPoint {
+        self.until(name, reason, |point: &ContactPoint| {
+            point.status.as_ref().is_some_and(|status| {
+                !status.ready && status.conditions.iter().any(|condition| condition.reason == reason)
+            })
+        })
+        .await
+    }
+
+    /// Waits until the history tells exactly these actions and values, every one of them delivered.
+    pub async fn delivered(&self, name: &str, told: &[(&str, Option<&str>)]) -> Vec<Entry> {
+        let what = format!("tells {told:?}, delivered");
+        let field = self
+            .until(name, &what, |field: &TrackedField| {
+                let entries = field.status.as_deref().unwrap_or_default();
+                self::told(entries) == told && entries.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
+            })
+            .await;
+        field.status.unwrap_or_default()
+    }
+
+    /// Waits until the annotation that says why it waits begins with `reason`; empty: until there is none.
+    pub async fn waiting(&self, name: &str, reason: &str) -> String {
+        let field = self
+            .until(name, &format!("waits: {reason:?}"), |field: &TrackedField| {
+                let waiting = field.annotations().get("quartermaster.dev/waiting");
+                if reason.is_empty() { waiting.is_none() } else { waiting.is_some_and(|text| text.starts_with(reason)) }
+            })
+            .await;
+        field.annotations().get("quartermaster.dev/waiting").cloned().unwrap_or_default()
+    }
+}
+
+/// Actions and values of a history.
+pub fn told(entries: &[Entry]) -> Vec<(&str, Option<&str>)> {
+    entries.iter().map(|entry| (entry.action.as_str(), entry.value.as_deref())).collect()
+}

@@ -1,0 +1,168 @@
+//! The operator under test.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::Value;
+use testbed::process::{Child, Folder, Program};
+use testbed::wait::until;
+
+use super::{ACCOUNT, Bed, SOON, SYSTEM};
+
+/// How an operator is started. The defaults suit most tests: one namespace, no election, short waits.
+#[derive(Clone, Default)]
+pub struct Settings {
+    /// Further flags; of two of one name the last one counts.
+    pub flags: Vec<String>,
+    /// In place of the one that reaches the apiserver with the `ServiceAccount`'s rights.
+    pub kubeconfig: Option<PathBuf>,
+    /// Everywhere, not in the test's namespace only.
+    pub whole_cluster: bool,
+}
+
+impl Settings {
+    /// The Bot API to use.
+    pub fn telegram(mut self, url: &str) -> Self {
+        self.flags.push(format!("--telegram-api-url={url}"));
+        self
+    }
+
+    /// A further flag.
+    pub fn flag(mut self, flag: &str) -> Self {
+        self.flags.push(flag.into());
+        self
+    }
+
+    /// Reaches the apiserver as this file says.
+    pub fn kubeconfig(mut self, file: PathBuf) -> Self {
+        self.kubeconfig = Some(file);
+        self
+    }
+
+    /// Acts everywhere.
+    pub fn whole_cluster(mut self) -> Self {
+        self.whole_cluster = true;
+        self
+    }
+}
+
+/// A running operator; killed when dropped.
+pub struct Operator {
+    child: Child,
+    kubeconfig: PathBuf,
+    flags: Vec<String>,
+    starts: u32,
+    folder: Folder,
+}
+
+impl Operator {
+    /// Starts one and waits until it is ready.
+    pub async fn start(bed: &Bed, settings: Settings) -> Self {
+        let operator = Self::launch(bed, settings).await;
+        operator.ready().await;
+        operator
+    }
+
+    /// Starts one.
+    pub async fn launch(bed: &Bed, settings: Settings) -> Self {
+        let kubeconfig = match settings.kubeconfig {
+            Some(file) => file,
+            None => bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap(),
+        };
+        let mut flags = [
+            "--metrics-bind-address=127.0.0.1:0",
+            "--health-probe-bind-address=127.0.0.1:0",
+            "--log-level=info,quartermaster=trace",
+            "--log-format=json",
+            "--webhook-allow-loopback",
+            "--retry-min=50ms",
+            "--retry-max=1s",
+            "--stopped-retry=1s",
+            "--secret-wait-min=50ms",
+            "--secret-wait-max=500ms",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        flags.push(format!("--operator-namespace={SYSTEM}"));
+        if !settings.whole_cluster {
+            flags.push(format!("--watch-namespace={}", bed.namespace));
+        }
+        flags.extend(settings.flags);
+        let folder = Folder::new().unwrap();
+        let child = spawn(&kubeconfig, &flags, &folder, 1);
+        Self { child, kubeconfig, flags, starts: 1, folder }
+    }
+
+    /// Starts it again after it ended.
+    pub fn restart(&mut self) {
+        self.starts += 1;
+        self.child = spawn(&self.kubeconfig, &self.flags, &self.folder, self.starts);
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
+    /// The process.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// All that it ever logged.
+    pub fn logs(&self) -> String {
+        (1..=self.starts).map(|start| std::fs::read_to_string(log(&self.folder, start)).unwrap_or_default()).collect()
+    }
+
+    /// Waits until `/readyz` says so.
+    pub async fn ready(&self) {
+        let ready = until("the operator is ready", SOON, async || {
+            let (code, text) = self.probe("readyz").await?;
+            anyhow::ensure!(code == 200, "{code}: {text}");
+            Ok(Some(()))
+        })
+        .await;
+        ready.unwrap_or_else(|error| panic!("{error:#}\n{}", self.child.log_tail()));
+    }
+
+    /// Asks `/livez` or `/readyz`.
+    pub async fn probe(&self, path: &str) -> anyhow::Result<(u16, String)> {
+        get(&format!("http://{}/{path}", self.address("--health-probe-bind-address")?)).await
+    }
+
+    /// The metrics.
+    pub async fn metrics(&self) -> String {
+        let address = self.address("--metrics-bind-address").unwrap();
+        get(&format!("http://{address}/metrics")).await.unwrap().1
+    }
+
+    /// Where it listens, as its log says.
+    fn address(&self, flag: &str) -> anyhow::Result<String> {
+        let text = self.child.log_text()?;
+        let lines = text.lines().filter(|line| line.contains("listening for") && line.contains(flag));
+        let line = lines.last().context("it does not listen yet")?;
+        let line: Value = serde_json::from_str(line)?;
+        Ok(line["address"].as_str().context("no address")?.to_owned())
+    }
+}
+
+fn log(folder: &Folder, start: u32) -> PathBuf {
+    folder.path().join(format!("operator-{start}.log"))
+}
+
+fn spawn(kubeconfig: &Path, flags: &[String], folder: &Folder, start: u32) -> Child {
+    Program::new(env!("CARGO_BIN_EXE_quartermaster"))
+        .arg("run")
+        .args(flags)
+        .env("KUBECONFIG", kubeconfig)
+        .env_remove("POD_NAMESPACE")
+        .spawn(log(folder, start))
+        .unwrap()
+}
+
+async fn get(url: &str) -> anyhow::Result<(u16, String)> {
+    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()?;
+    let answer = client.get(url).send().await?;
+    Ok((answer.status().as_u16(), answer.text().await?))
+}
