@@ -36,7 +36,7 @@ impl Limit {
     pub const WEBHOOK: Self = Self::Bytes(32 * 1024);
 
     /// The limit, in its unit.
-    pub fn max(self) -> usize {
+    pub const fn max(self) -> usize {
         match self {
             Self::Utf16(max) | Self::Bytes(max) => max,
         }

@@ -60,7 +60,7 @@ fn growth_is_refused_before_it_happens() {
         + "{{ a }}"
         + &"{% endfor %}".repeat(31);
     let replacing = "{{ ".to_owned() + "value" + &"|replace('', value)".repeat(45) + " }}";
-    for template in [doubling, nested, by_loops, replacing, "x".repeat(SOURCE + 1)] {
+    for template in [doubling, nested, by_loops, replacing, "x".repeat(bounds::SOURCE + 1)] {
         let error = message(&template, &view()).unwrap_err();
         assert!(
             error.contains("grow beyond all bounds") || error.contains("longer than") || error.contains("more than"),
@@ -111,7 +111,7 @@ fn a_body_has_the_text_and_all_entries() {
 
 #[test]
 fn a_body_is_bounded() {
-    let text = "x".repeat(TEXT);
+    let text = "x".repeat(MESSAGE.output);
     let error = body(&"{{ text }}".repeat(9), &view(), &[view()], &text).unwrap_err();
     assert_eq!(error, format!("it gives more than {BODY} bytes"));
 }
