@@ -1,7 +1,7 @@
 //! Which field of an object is tracked, and its value.
 //!
 //! A field is one of a few words (`replicas`, `image`, `targetPort`) or a `JSONPath` as `kubectl -o jsonpath` has it
-//! ([`path`]); its value is kept up to a bound ([`Observed`]).
+//! (translated in `path`); its value is kept up to a bound ([`Observed`]).
 
 use serde_json::Value;
 use serde_json_path::JsonPath;

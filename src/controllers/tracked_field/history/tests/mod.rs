@@ -90,7 +90,7 @@ fn what_was_given_up_while_it_was_in_flight_may_still_be_delivered_but_not_the_o
 
 #[test]
 fn the_queue_gets_what_is_pending_with_its_previous_value() {
-    let mut history = recorded([present("a", "1"), present("a", "2"), State::Absent]);
+    let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
     mark(&mut history, [("id-1".into(), Outcome::Delivered)]);
     record(&mut history, &subject("image"), [Observation::new(at(9), present("a", "nginx"), None)], || "other".into());
     let items: Vec<_> = pending(&history)
