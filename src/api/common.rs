@@ -48,9 +48,11 @@ pub fn rule_over(fields: &[&str], rule: &str, message: &str) -> Rule {
     let unchanged: Vec<_> = fields
         .iter()
         .map(|field| {
-            let (new, old) = (present("self", field), present("oldSelf.value()", field));
-            let field = escaped(field);
-            format!("({new}) == ({old}) && (!({new}) || self.{field} == oldSelf.value().{field})")
+            // `namespace` is a reserved word of CEL. Kubernetes spells it with underscores in `self`, which has a type, and
+            // as it is in an `oldSelf` that is optional and has none (seen on 1.36).
+            let typed = field.replace("namespace", "__namespace__");
+            let (new, old) = (present("self", &typed), present("oldSelf.value()", field));
+            format!("({new}) == ({old}) && (!({new}) || self.{typed} == oldSelf.value().{field})")
         })
         .collect();
     Rule::new(format!("(oldSelf.hasValue() && {}) || ({rule})", unchanged.join(" && ")))
@@ -60,14 +62,8 @@ pub fn rule_over(fields: &[&str], rule: &str, message: &str) -> Rule {
 
 /// CEL for "the field at this path is there".
 fn present(object: &str, path: &str) -> String {
-    let path = escaped(path);
     let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
     ends.map(|end| format!("has({object}.{})", &path[..end])).collect::<Vec<_>>().join(" && ")
-}
-
-/// `namespace` is a reserved word of CEL; Kubernetes spells such a field with underscores.
-fn escaped(path: &str) -> String {
-    path.replace("namespace", "__namespace__")
 }
 
 /// Conditions, one of each type (<https://github.com/kubernetes/community/blob/master/contributors/devel/sig-architecture/api-conventions.md#typical-status-properties>).

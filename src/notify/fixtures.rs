@@ -21,6 +21,7 @@ pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>)
         reason: None,
         subject: Some(subject("Deployment", "default", "nginx", "replicas")),
         uid: Some("u1".into()),
+        resource_version: None,
         merged: None,
         first_value: None,
         held_since: None,

@@ -1,8 +1,12 @@
 //! The operator's rights as shipped: what it needs is granted, what it does not is not.
 
+use std::pin::pin;
+
+use futures::StreamExt;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, ListParams, PostParams, WatchParams};
+use kube::ResourceExt;
+use kube::api::{Api, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use testbed::control_plane::{ControlPlane, Options};
@@ -55,7 +59,9 @@ async fn the_operator_may_do_what_it_needs_and_no_more() {
     for name in ["contactpoints.tg.azamaton.ru", "trackedfields.tg.azamaton.ru"] {
         let selector = format!("metadata.name={name}");
         assert_eq!(crds.list(&ListParams::default().fields(&selector)).await.unwrap().items.len(), 1);
-        crds.watch(&WatchParams::default().fields(&selector).timeout(1), "0").await.unwrap();
+        let watch = crds.watch(&WatchParams::default().fields(&selector).timeout(5), "0").await.unwrap();
+        let first = pin!(watch).next().await.unwrap().unwrap();
+        assert!(matches!(first, WatchEvent::Added(crd) if crd.name_any() == name));
     }
     let other = crds.list(&ListParams::default().fields("metadata.name=others.example.com")).await;
     assert!(matches!(other, Err(kube::Error::Api(said)) if said.code == 403));
