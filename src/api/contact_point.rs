@@ -155,7 +155,7 @@ pub struct WebhookSpec {
         ),
     )]
     pub headers: BTreeMap<String, String>,
-    /// A Jinja template of the body, in place of the CloudEvent's JSON data.
+    /// A Jinja template of the body, in place of the `CloudEvent`'s JSON data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8192))]
     pub body: Option<String>,

@@ -45,7 +45,7 @@ pub struct TrackedFieldSpec {
         "write the name of a ContactPoint of this namespace, without a namespace: lower-case letters, digits, '-' and '.'",
     ))]
     pub contact_point: String,
-    /// `replicas`, `image`, `image:CONTAINER`, `targetPort`, `targetPort:PORT`, or a JSONPath in braces.
+    /// `replicas`, `image`, `image:CONTAINER`, `targetPort`, `targetPort:PORT`, or a `JSONPath` in braces.
     #[serde(default)]
     #[schemars(length(max = 1024))]
     #[x_kube(
@@ -90,7 +90,7 @@ pub struct TrackedFieldSpec {
     ),
 )]
 pub struct Target {
-    /// Deployment, StatefulSet or Service; any other kind together with `apiVersion` and `resource`.
+    /// `Deployment`, `StatefulSet` or `Service`; any other kind together with `apiVersion` and `resource`.
     #[serde(default)]
     #[schemars(length(max = 63))]
     #[x_kube(

@@ -35,11 +35,12 @@ pub(super) async fn serve(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Error> {
     let one_stream = request.version() < Version::HTTP_2;
-    let answer = through(&shared, &line, request).await;
-    if answer.is_err() && one_stream {
-        line.reset_at_end();
-    }
-    answer
+    through(&shared, &line, request).await.inspect_err(|error| {
+        tracing::debug!(%error, "a request is cut");
+        if one_stream {
+            line.reset_at_end();
+        }
+    })
 }
 
 async fn through(shared: &Shared, line: &Arc<Line>, request: Request<Incoming>) -> Result<Response<Body>, Error> {

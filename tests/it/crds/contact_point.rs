@@ -57,6 +57,7 @@ const NO_WEBHOOK: &str = "spec: |type: Telegram takes no webhookSpec: remove it"
 const NO_TELEGRAM: &str = "spec: |type: Webhook takes no telegramSpec: remove it";
 
 #[rustfmt::skip] // one line a case
+#[allow(clippy::too_many_lines)]
 fn cases() -> Vec<Case> {
     let long = |n: usize| "a".repeat(n);
     vec![
@@ -97,6 +98,9 @@ fn cases() -> Vec<Case> {
         (telegram("12345678"), ""),
         (telegram("-1001234567890"), ""),
         (telegram("9223372036854775807"), ""),
+        (telegram("-9223372036854775808"), ""),
+        (telegram("9223372036854775808"), "spec.telegramSpec.chatId"),
+        (telegram("1e20"), "spec.telegramSpec.chatId"),
         (telegram("0"), NO_CHAT),
         (telegram("1.5"), "spec.telegramSpec.chatId"),
         (telegram("true"), "spec.telegramSpec.chatId"),
