@@ -6,6 +6,8 @@ use kube::core::ApiResource;
 
 use crate::api::common::SCHEMA;
 use crate::api::{ContactPoint, TrackedField, schema};
+use crate::controllers::notifications;
+use crate::runtime::manager::Manager;
 
 /// What the operator may do: these verbs on these resources of one API group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,9 @@ pub const KINDS: &[Kind] = &[
     Kind::of::<ContactPoint>("contactpoint", &[READ_OF_CONTACT_POINTS, STATUS_OF_CONTACT_POINTS, SECRETS, EVENTS]),
     Kind::of::<TrackedField>("trackedfield", &[WAITING_OF_TRACKED_FIELDS, STATUS_OF_TRACKED_FIELDS, EVENTS]),
 ];
+
+/// What starts the controllers: one function for kinds that share something.
+pub const START: &[fn(&mut Manager) -> anyhow::Result<()>] = &[notifications::start];
 
 const READ: &[&str] = &["get", "list", "watch"];
 const TG: &str = "tg.azamaton.ru";
@@ -90,6 +95,11 @@ impl Kind {
         let resource = self.resource();
         format!("{}.{}", resource.plural, resource.group)
     }
+}
+
+/// The kind of that controller.
+pub fn find(controller: &str) -> Option<&'static Kind> {
+    KINDS.iter().find(|kind| kind.controller == controller)
 }
 
 /// The CRDs of all kinds, as they are installed.

@@ -1,4 +1,5 @@
 //! What is done for each kind.
 
 pub mod contact_point;
+pub mod notifications;
 pub mod tracked_field;

@@ -63,6 +63,7 @@ struct Inner {
     notification_latency: Histogram,
     notifications_pending: Gauge,
     entries_merged: Counter,
+    entries_expired: Counter,
     watch_restarts: Counters<1>,
 }
 
@@ -100,7 +101,7 @@ pub enum Receiver {
     Webhook,
 }
 
-/// What became of one request to a receiver, or of one entry that was given up.
+/// What became of one request to a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notified {
     /// The receiver took the request.
@@ -111,8 +112,6 @@ pub enum Notified {
     Stopped,
     /// The receiver does not take this request.
     Rejected,
-    /// An entry grew too old.
-    Expired,
 }
 
 fn label<const N: usize>(pairs: [(&'static str, &'static str); N]) -> [Label; N] {
@@ -144,6 +143,7 @@ impl Metrics {
             notification_latency: Histogram::new(LATENCY_BUCKETS),
             notifications_pending: Gauge::default(),
             entries_merged: Counter::default(),
+            entries_expired: Counter::default(),
             watch_restarts: Counters::default(),
             registry: Registry::default(),
         };
@@ -183,6 +183,11 @@ impl Metrics {
             "quartermaster_entries_merged",
             "Changes that were merged into a neighbour because the outbox was full",
             inner.entries_merged.clone(),
+        );
+        r.register(
+            "quartermaster_entries_expired",
+            "Changes that were given up because they could not be delivered in time",
+            inner.entries_expired.clone(),
         );
         r.register(
             "quartermaster_watch_restarts",
@@ -240,7 +245,6 @@ impl Metrics {
             Notified::Retried => "retried",
             Notified::Stopped => "stopped",
             Notified::Rejected => "rejected",
-            Notified::Expired => "expired",
         };
         self.0.notifications.get_or_create(&label([("type", receiver), ("outcome", outcome)])).inc();
     }
@@ -258,6 +262,11 @@ impl Metrics {
     /// That many changes were merged into a neighbour.
     pub fn entries_merged(&self, count: u64) {
         self.0.entries_merged.inc_by(count);
+    }
+
+    /// That many entries were given up: they could not be delivered in time.
+    pub fn entries_expired(&self, count: u64) {
+        self.0.entries_expired.inc_by(count);
     }
 
     /// A watch of `resource` (the plural, such as `deployments.apps`) broke, or had to list again.

@@ -1,5 +1,6 @@
 //! What every controller needs, and kube-rs does not give.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,6 +13,7 @@ pub mod client;
 pub mod conditions;
 pub mod crds;
 pub mod events;
+pub mod feed;
 pub mod health;
 pub mod leader;
 pub mod manager;
@@ -67,6 +69,11 @@ pub enum Scope {
 }
 
 impl Scope {
+    /// These namespaces; none of them means everything.
+    pub fn of(namespaces: &BTreeSet<String>) -> Self {
+        if namespaces.is_empty() { Self::Cluster } else { Self::Namespaces(namespaces.iter().cloned().collect()) }
+    }
+
     /// Whether an object of `namespace` is served. The empty namespace is that of cluster-scoped objects.
     pub fn covers(&self, namespace: &str) -> bool {
         match self {

@@ -16,6 +16,7 @@ use crate::cli::SharedSecrets;
 use crate::notify::telegram::Chat;
 use crate::notify::webhook::{Hook, Parts, SigningKey, Tls};
 use crate::notify::{Endpoint, message};
+use crate::runtime::telemetry;
 
 /// Where Secrets are looked for.
 #[derive(Clone)]
@@ -54,9 +55,9 @@ pub enum Blocked {
     /// The spec says too little, or what cannot be.
     #[error("{0}")]
     SpecInvalid(String),
-    /// The apiserver did not answer.
+    /// The apiserver did not answer, or not with a Secret.
     #[error("a Secret could not be read: {0}")]
-    Unanswered(#[source] kube::Error),
+    Unanswered(String),
 }
 
 impl Blocked {
@@ -150,7 +151,7 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
         None => None,
     };
     if let Some(body) = &spec.body {
-        message::check_template(body)
+        message::check_body(body)
             .map_err(|error| Blocked::SpecInvalid(format!("spec.webhookSpec.body is no template: {error}")))?;
     }
     let timeout = spec.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
@@ -263,7 +264,9 @@ impl Secrets<'_> {
             Err(kube::Error::Api(status)) if status.code == 403 => Err(Blocked::SecretForbidden(format!(
                 "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
             ))),
-            Err(error) => Err(Blocked::Unanswered(error)),
+            // Its words would quote what it could not make sense of.
+            Err(kube::Error::SerdeError(_)) => Err(Blocked::Unanswered("the answer is no Secret".into())),
+            Err(error) => Err(Blocked::Unanswered(telemetry::causes(&error))),
         }
     }
 

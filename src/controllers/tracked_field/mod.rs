@@ -254,6 +254,7 @@ impl<T: Transport> TrackedFields<T> {
             let note = format!("{} {value}: not delivered: {reason}", failed.action);
             self.events.warning(object.object_ref(&()), "Notify", "DeliveryFailed", note);
         }
+        self.metrics.entries_expired(changes.expired as u64);
         if changes.merged > 0 {
             self.metrics.entries_merged(changes.merged as u64);
             let note = format!(
@@ -361,6 +362,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let waiting = match &tracked {
             Err(waiting) => Some(waiting.clone()),
             Ok(tracked) => waiting::of_target(&self.tracker, &key, tracked.shard.as_deref(), &tracked.target, &object)
+                .or_else(|| waiting::of_template(&object))
                 .or_else(|| self.point_trouble(&key, &object, point.as_deref())),
         };
         let expires = object.status.as_ref().and_then(|history| history::next_expiry(history, self.terms.max_age));

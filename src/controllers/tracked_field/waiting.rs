@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::tracker::{TargetKey, Tracker, Trouble};
 use crate::api::{ContactPoint, TrackedField};
+use crate::notify::message;
 use crate::runtime::watch_hub::ResourceName;
 use crate::runtime::{Key, conditions};
 
@@ -31,6 +32,8 @@ pub enum Waiting {
         /// What to write instead.
         message: String,
     },
+    /// The template does not parse; messages are the default ones.
+    TemplateInvalid(String),
     /// The target lies where this operator does not watch.
     OutOfScope {
         /// The target's namespace; empty for a cluster-scoped one.
@@ -67,6 +70,7 @@ impl Waiting {
             Self::Forbidden { .. } => "Forbidden",
             Self::ResourceMismatch(_) => "ResourceMismatch",
             Self::Field { reason, .. } => reason,
+            Self::TemplateInvalid(_) => "TemplateInvalid",
             Self::OutOfScope { .. } => "OutOfScope",
             Self::ContactPointNotFound { .. } => "ContactPointNotFound",
             Self::ContactPointNotReady { .. } => "ContactPointNotReady",
@@ -85,6 +89,9 @@ impl Waiting {
                 resource.plural
             ),
             Self::ResourceMismatch(message) | Self::Field { message, .. } => message.clone(),
+            Self::TemplateInvalid(message) => {
+                format!("spec.template: {message}; until it is mended messages are the default ones")
+            }
             Self::OutOfScope { namespace } if namespace.is_empty() => {
                 "the target is cluster-scoped, and this operator watches some namespaces only (--watch-namespace)"
                     .into()
@@ -131,6 +138,12 @@ pub fn of_target(
         let place = if target.namespace.is_empty() { String::new() } else { format!("{}/", target.namespace) };
         Waiting::TargetNotFound { target: format!("{kind} {place}{}", target.name) }
     })
+}
+
+/// What is wrong with the template.
+pub fn of_template(object: &TrackedField) -> Option<Waiting> {
+    let template = object.spec.template.as_deref()?;
+    message::check_template(template).err().map(Waiting::TemplateInvalid)
 }
 
 /// What keeps a contact point from taking messages.

@@ -52,6 +52,8 @@ struct Line {
     not_before: Option<Instant>,
     /// Counts configurations: an answer to a request made under an earlier one is not this endpoint's.
     edition: u64,
+    /// A request is in the air: whatever happens to the line, its answer is still to come.
+    sending: bool,
     changed: Arc<Notify>,
     worker: Option<AbortHandle>,
 }
@@ -99,8 +101,6 @@ pub enum Next {
     Send,
     /// Wait for a change, until then at the latest.
     Wait(Option<Instant>),
-    /// Nothing, ever: it is gone.
-    End,
 }
 
 /// Whom an answer concerns.
@@ -113,8 +113,8 @@ pub struct Concerned {
 }
 
 impl Lines {
-    /// Whether the line needs a worker.
-    pub fn configure(&mut self, point: &Key, endpoint: Endpoint, stage: Stage) -> bool {
+    /// What tells the worker that the line needs of changes; none if it has one.
+    pub fn configure(&mut self, point: &Key, endpoint: Endpoint, stage: Stage) -> Option<Arc<Notify>> {
         self.ground(point);
         let line = self.lines.entry(point.clone()).or_default();
         line.endpoint = Some(endpoint);
@@ -126,7 +126,7 @@ impl Lines {
             Stage::Probe => Gate::Stopped,
         };
         line.rest();
-        line.worker.is_none()
+        line.worker.is_none().then(|| Arc::clone(&line.changed))
     }
 
     pub fn employ(&mut self, point: &Key, worker: AbortHandle) {
@@ -155,12 +155,16 @@ impl Lines {
 
     pub fn remove(&mut self, point: &Key) {
         self.close(point);
-        let Some(line) = self.lines.get_mut(point) else { return };
-        if let Some(worker) = line.worker.take() {
-            worker.abort();
-        }
-        if line.offers.is_empty() {
-            self.lines.remove(point);
+        self.drop_if_idle(point);
+    }
+
+    /// A line without an endpoint stays only for what waits in it, or is in the air.
+    fn drop_if_idle(&mut self, point: &Key) {
+        let idle = |line: &Line| line.endpoint.is_none() && line.offers.is_empty() && !line.sending;
+        if self.lines.get(point).is_some_and(idle)
+            && let Some(line) = self.lines.remove(point)
+        {
+            line.changed.notify_one();
         }
     }
 
@@ -240,13 +244,9 @@ impl Lines {
         self.flying.is_empty()
     }
 
-    pub fn end(&mut self) {
-        self.lines.values_mut().filter_map(|line| line.worker.take()).for_each(|worker| worker.abort());
-    }
-
-    /// What tells the worker of `point` that something changed.
-    pub fn changed(&self, point: &Key) -> Option<Arc<Notify>> {
-        self.lines.get(point).map(|line| Arc::clone(&line.changed))
+    /// Whether the line of `point` is the one that `changed` tells of: another one of that name has another worker.
+    pub fn is_that_of(&self, point: &Key, changed: &Arc<Notify>) -> bool {
+        self.lines.get(point).is_some_and(|line| Arc::ptr_eq(&line.changed, changed))
     }
 
     pub fn endpoint(&self, point: &Key) -> Option<Endpoint> {
@@ -255,7 +255,7 @@ impl Lines {
 
     /// What the line of `point` is to do at `now`.
     pub fn next(&self, point: &Key, now: Instant) -> Next {
-        let Some(line) = self.lines.get(point) else { return Next::End };
+        let Some(line) = self.lines.get(point) else { return Next::Wait(None) };
         let unrecorded = self.flying.values().flatten().any(|entry| entry.line == *point && entry.outcome.is_some());
         let something = match line.stage {
             Gate::Closed | Gate::Tested => false,
@@ -299,6 +299,7 @@ impl Lines {
         let endpoint = line.endpoint.clone()?;
         let request = Request { endpoint, items: batch.items.clone(), plain: batch.plain, edition: line.edition };
         line.batch = (!batch.items.is_empty()).then_some(batch);
+        line.sending = true;
         Some(request)
     }
 
@@ -343,6 +344,9 @@ impl Lines {
         now: Instant,
     ) -> Concerned {
         let mut concerned = Concerned::default();
+        if let Some(line) = self.lines.get_mut(point) {
+            line.sending = false;
+        }
         let current = self.lines.get(point).is_some_and(|line| line.edition == request.edition);
         match answer {
             Ok(sent) => {
@@ -368,6 +372,7 @@ impl Lines {
             }
         }
         self.notify(point);
+        self.drop_if_idle(point);
         concerned
     }
 
@@ -422,8 +427,11 @@ impl Lines {
         self.ground(point);
     }
 
-    /// What is in flight from `point` without an outcome is not, any more.
+    /// What is in flight from `point` without an outcome is not, any more; unless its answer is still to come.
     fn ground(&mut self, point: &Key) {
+        if self.lines.get(point).is_some_and(|line| line.sending) {
+            return;
+        }
         self.flying.retain(|_, flying| {
             flying.retain(|entry| entry.line != *point || entry.outcome.is_some());
             !flying.is_empty()
@@ -436,9 +444,7 @@ impl Lines {
         let Some(line) = self.lines.get_mut(&place) else { return 0 };
         let waited = line.offers.remove(field).map_or(0, |offer| offer.pending);
         line.changed.notify_one();
-        if line.offers.is_empty() && line.endpoint.is_none() && line.worker.is_none() {
-            self.lines.remove(&place);
-        }
+        self.drop_if_idle(&place);
         waited
     }
 

@@ -102,8 +102,8 @@ impl<T: Transport> Outbox<T> {
     /// Has the line of `point` send to `endpoint`. What was being tried with another endpoint is given up.
     pub fn configure(self: &Arc<Self>, point: &Key, endpoint: Endpoint, stage: Stage) {
         let mut lines = self.lines();
-        if lines.configure(point, endpoint, stage) {
-            let worker = tokio::spawn(worker::run(Arc::clone(self), point.clone()));
+        if let Some(changed) = lines.configure(point, endpoint, stage) {
+            let worker = tokio::spawn(worker::run(Arc::clone(self), point.clone(), changed));
             lines.employ(point, worker.abort_handle());
         }
     }
@@ -175,10 +175,5 @@ impl<T: Transport> Outbox<T> {
             }
             landing.await;
         }
-    }
-
-    /// Ends what is still being sent.
-    pub fn end(&self) {
-        self.lines().end();
     }
 }

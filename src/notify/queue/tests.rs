@@ -1,1 +1,329 @@
-//! x
+//! What a line decides, without a clock, a network or an apiserver.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::lines::{Lines, Next, Request};
+use super::{Patience, Stage, Standing};
+use crate::api::TrackedField;
+use crate::controllers::tracked_field::history::Outcome;
+use crate::notify::telegram::Chat;
+use crate::notify::webhook::{Hook, Parts};
+use crate::notify::{Endpoint, Failure, Sent, StopReason};
+use crate::runtime::Key;
+use crate::runtime::backoff::Policy;
+
+const PATIENCE: Patience = Patience {
+    retry: Policy { min: Duration::from_secs(1), max: Duration::from_secs(300) },
+    stopped: Duration::from_secs(300),
+};
+
+fn chat() -> Endpoint {
+    let chat = crate::api::contact_point::ChatId::Id(1);
+    Endpoint::Telegram(Chat::new(b"1:a", chat, None, false).unwrap())
+}
+
+fn templated() -> Endpoint {
+    let parts = Parts { url: "http://x.test/".into(), body: Some(Arc::from("{{ text }}")), ..Parts::default() };
+    Endpoint::Webhook(Box::new(Hook::new(parts).unwrap()))
+}
+
+/// A `TrackedField` with these entries, each `ID` pending or `ID!` delivered.
+fn field(name: &str, entries: &[&str]) -> Arc<TrackedField> {
+    let entries: Vec<_> = entries
+        .iter()
+        .map(|id| match id.strip_suffix('!') {
+            Some(id) => json!({ "action": "Updated", "id": id, "delivery": "Delivered" }),
+            None => json!({ "action": "Updated", "id": id, "delivery": "Pending" }),
+        })
+        .collect();
+    let object = json!({
+        "apiVersion": "tg.azamaton.ru/v1",
+        "kind": "TrackedField",
+        "metadata": { "namespace": "n", "name": name, "uid": name },
+        "spec": {},
+        "status": entries,
+    });
+    Arc::new(serde_json::from_value(object).unwrap())
+}
+
+fn key(name: &str) -> Key {
+    Key::new("n", name)
+}
+
+/// One line, `p`, and its clock.
+struct Line {
+    lines: Lines,
+    now: Instant,
+}
+
+impl Line {
+    fn open() -> Self {
+        let mut lines = Lines::default();
+        assert!(lines.configure(&key("p"), chat(), Stage::Open).is_some(), "a new line needs a worker");
+        Self { lines, now: Instant::now() }
+    }
+
+    fn offer(&mut self, name: &str, entries: &[&str]) -> i64 {
+        self.lines.offer(&key("p"), &field(name, entries))
+    }
+
+    fn take(&mut self) -> Option<Request> {
+        self.lines.take(&key("p"), self.now)
+    }
+
+    fn answer(&mut self, request: &Request, answer: Result<Sent, Failure>) -> super::lines::Concerned {
+        self.lines.answered(&key("p"), request, answer, PATIENCE, self.now)
+    }
+
+    fn taken(&mut self, request: &Request, taken: usize) -> super::lines::Concerned {
+        self.answer(request, Ok(Sent { taken, migrated_to: None }))
+    }
+
+    fn waits(&self) -> bool {
+        !matches!(self.lines.next(&key("p"), self.now), Next::Send)
+    }
+
+    /// What the pass of a `TrackedField` does with its outcomes.
+    fn record(&mut self, name: &str, entries: &[&str]) -> Vec<(String, Outcome)> {
+        let outcomes = self.lines.outcomes(&key(name));
+        self.offer(name, entries);
+        self.lines.recorded(&key(name), &outcomes);
+        outcomes
+    }
+}
+
+fn ids(request: &Request) -> Vec<&str> {
+    request.items.iter().map(|item| item.entry.id.as_deref().unwrap()).collect()
+}
+
+fn retry(message: &str) -> Failure {
+    Failure::Retry { message: message.into(), after: None }
+}
+
+#[test]
+fn the_oldest_go_first_and_each_object_keeps_its_order() {
+    let mut line = Line::open();
+    line.offer("a", &["1!", "3", "4"]);
+    // A clock that was set back gave this one ids that do not grow.
+    line.offer("b", &["5", "2"]);
+    assert_eq!(ids(&line.take().unwrap()), ["3", "4", "5", "2"]);
+}
+
+#[test]
+fn nothing_more_is_sent_until_every_outcome_is_recorded() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    line.offer("b", &["2"]);
+    let request = line.take().unwrap();
+    assert_eq!(line.taken(&request, 2).fields, [key("a"), key("b")]);
+    line.offer("c", &["3"]);
+    assert!(line.waits());
+    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Delivered)]);
+    assert!(line.waits(), "b's outcome does not stand in status yet");
+    line.record("b", &["2!"]);
+    assert_eq!(ids(&line.take().unwrap()), ["3"]);
+}
+
+#[test]
+fn what_did_not_fit_goes_next() {
+    let mut line = Line::open();
+    line.offer("a", &["1", "2", "3"]);
+    let request = line.take().unwrap();
+    line.taken(&request, 2);
+    line.record("a", &["1!", "2!", "3"]);
+    assert_eq!(ids(&line.take().unwrap()), ["3"]);
+}
+
+#[test]
+fn a_retry_is_the_same_request_and_comes_later() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.answer(&request, Err(retry("refused")));
+    line.offer("b", &["2"]);
+    assert!(line.waits());
+    line.now += PATIENCE.retry.min * 2;
+    assert_eq!(ids(&line.take().unwrap()), ["1"], "its receiver can tell that it is the same");
+    assert_eq!(line.lines.in_flight(&key("a")).len(), 1);
+}
+
+#[test]
+fn a_retry_without_one_of_its_entries_is_a_new_request() {
+    let mut line = Line::open();
+    line.offer("a", &["1", "2"]);
+    let request = line.take().unwrap();
+    line.answer(&request, Err(retry("refused")));
+    line.offer("a", &["1!", "2"]); // the first one grew too old
+    line.now += PATIENCE.retry.min * 2;
+    assert_eq!(ids(&line.take().unwrap()), ["2"]);
+}
+
+#[test]
+fn a_receiver_may_ask_for_more_time() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    let after = Duration::from_secs(1000);
+    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(after) }));
+    line.now += after - Duration::from_millis(1);
+    assert!(line.waits());
+    line.now += Duration::from_millis(1);
+    assert!(!line.waits());
+}
+
+#[test]
+fn an_object_with_something_in_the_air_moves_to_no_other_line_until_it_has_landed() {
+    let mut line = Line::open();
+    line.lines.configure(&key("q"), chat(), Stage::Open);
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.lines.offer(&key("q"), &field("a", &["1"]));
+    assert!(line.lines.take(&key("q"), line.now).is_none(), "it would be sent twice");
+    line.taken(&request, 1);
+    let outcomes = line.lines.outcomes(&key("a"));
+    line.lines.offer(&key("q"), &field("a", &["1!", "2"]));
+    line.lines.recorded(&key("a"), &outcomes);
+    assert_eq!(ids(&line.lines.take(&key("q"), line.now).unwrap()), ["2"]);
+}
+
+#[test]
+fn a_test_message_opens_nothing_until_the_status_says_so() {
+    let mut line = Line::open();
+    line.lines.configure(&key("p"), chat(), Stage::Test);
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    assert!(request.items.is_empty());
+    assert!(line.taken(&request, 0).point);
+    assert_eq!(line.lines.standing(&key("p")), Standing::Taken { migrated_to: None });
+    assert!(line.waits());
+    line.lines.open(&key("p"));
+    assert_eq!(ids(&line.take().unwrap()), ["1"]);
+}
+
+#[test]
+fn a_stopped_receiver_is_tried_with_the_oldest_message_or_the_test_message() {
+    let mut line = Line::open();
+    line.offer("a", &["1", "2"]);
+    let request = line.take().unwrap();
+    let stop = || Failure::Stop { reason: StopReason::Unauthorized, message: "401".into() };
+    assert!(line.answer(&request, Err(stop())).point);
+    assert!(line.waits());
+    assert!(line.lines.in_flight(&key("a")).is_empty(), "it was refused: it is not in the air");
+    line.now += PATIENCE.stopped;
+    let request = line.take().unwrap();
+    assert_eq!(ids(&request), ["1"]);
+    assert!(!line.answer(&request, Err(stop())).point, "the same again is no news");
+    line.offer("a", &["1!", "2!"]);
+    line.now += PATIENCE.stopped;
+    let request = line.take().unwrap();
+    assert!(request.items.is_empty());
+    assert!(line.taken(&request, 0).point);
+    line.offer("a", &["3"]);
+    assert_eq!(ids(&line.take().unwrap()), ["3"]);
+}
+
+#[test]
+fn a_rejected_digest_is_sent_one_by_one_and_only_the_culprit_fails() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    line.offer("b", &["2"]);
+    let rejected = |carried| Failure::Rejected { message: "400".into(), carried };
+    let request = line.take().unwrap();
+    line.answer(&request, Err(rejected(2)));
+    let request = line.take().unwrap();
+    assert_eq!(ids(&request), ["1"]);
+    line.answer(&request, Err(rejected(1)));
+    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Failed { reason: "400".into() })]);
+    let request = line.take().unwrap();
+    assert_eq!(ids(&request), ["2"]);
+    line.taken(&request, 1);
+    assert_eq!(line.record("b", &["2!"]), [("2".to_owned(), Outcome::Delivered)]);
+}
+
+#[test]
+fn a_rejected_template_is_tried_once_more_without_it() {
+    let mut line = Line::open();
+    line.lines.configure(&key("p"), templated(), Stage::Open);
+    line.offer("a", &["1"]);
+    let rejected = || Failure::Rejected { message: "400".into(), carried: 1 };
+    let request = line.take().unwrap();
+    assert!(!request.plain);
+    line.answer(&request, Err(rejected()));
+    let request = line.take().unwrap();
+    assert!(request.plain);
+    line.answer(&request, Err(rejected()));
+    assert_eq!(line.record("a", &["1!"]).len(), 1);
+}
+
+#[test]
+fn an_answer_to_a_former_endpoint_marks_what_it_took_and_says_nothing_of_the_new_one() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.lines.configure(&key("p"), chat(), Stage::Test);
+    line.answer(&request, Err(Failure::Stop { reason: StopReason::NotFound, message: "404".into() }));
+    assert_eq!(line.lines.standing(&key("p")), Standing::Untried);
+}
+
+#[test]
+fn what_a_former_endpoint_took_is_not_sent_to_the_new_one() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.lines.configure(&key("p"), chat(), Stage::Open);
+    line.taken(&request, 1);
+    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Delivered)]);
+    assert!(line.waits());
+}
+
+#[test]
+fn a_contact_point_that_goes_while_it_is_sent_to_still_gets_its_answer() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.lines.remove(&key("p"));
+    line.taken(&request, 1);
+    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Delivered)]);
+    assert!(line.lines.configure(&key("p"), chat(), Stage::Open).is_some(), "it was a line of its own");
+}
+
+#[test]
+fn a_deleted_object_holds_up_nobody() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.taken(&request, 1);
+    line.lines.withdraw(&key("a"), true);
+    line.offer("b", &["2"]);
+    assert_eq!(ids(&line.take().unwrap()), ["2"]);
+}
+
+#[test]
+fn what_waits_is_counted() {
+    let mut line = Line::open();
+    assert_eq!(line.offer("a", &["1", "2"]), 2);
+    assert_eq!(line.offer("a", &["1!", "2", "3", "4"]), 1);
+    assert_eq!(line.lines.withdraw(&key("a"), false), -3);
+    assert_eq!(line.lines.withdraw(&key("a"), true), 0);
+}
+
+#[test]
+fn failures_are_told_from_the_second_on() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    for round in 1..=2 {
+        line.now += PATIENCE.stopped;
+        let request = line.take().unwrap();
+        let concerned = line.answer(&request, Err(retry("refused")));
+        assert_eq!(concerned.fields.len(), usize::from(round == 2));
+        assert_eq!(line.lines.failing(&key("p")).is_some(), round == 2);
+    }
+    line.now += PATIENCE.stopped;
+    let request = line.take().unwrap();
+    line.taken(&request, 1);
+    assert_eq!(line.lines.failing(&key("p")), None);
+}

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
@@ -13,11 +14,9 @@ use crate::notify::{Content, Endpoint, Failure, Sent, Transport};
 use crate::runtime::Key;
 use crate::runtime::metrics::{Notified, Receiver};
 
-/// Works off the line of `point` until it is removed.
-pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key) {
-    loop {
-        let changed = outbox.lines().changed(&point);
-        let Some(changed) = changed else { return };
+/// Works off the line of `point` for as long as it is the one that `changed` tells of.
+pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Notify>) {
+    while outbox.lines().is_that_of(&point, &changed) {
         let next = outbox.lines().next(&point, Instant::now());
         match next {
             Next::Send => send(&outbox, &point).await,
@@ -28,7 +27,6 @@ pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key) {
                     () = tokio::time::sleep_until(until.into()) => {}
                 }
             }
-            Next::End => return,
         }
     }
 }

@@ -41,6 +41,7 @@ process_start_time_seconds
 process_threads
 process_virtual_memory_bytes
 quartermaster_build_info{version=\"VERSION\"}
+quartermaster_entries_expired_total
 quartermaster_entries_merged_total
 quartermaster_notification_latency_seconds_count
 quartermaster_notification_latency_seconds_sum

@@ -1,0 +1,133 @@
+//! Starts the two kinds that tell people of changes: they share the outbox.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use kube::ResourceExt;
+
+use super::contact_point::{self, ContactPoints, endpoint::Source};
+use super::tracked_field::tracker::Tracker;
+use super::tracked_field::{self, Terms, TrackedFields, target::Resolver};
+use crate::api::{ContactPoint, TrackedField};
+use crate::notify::client::{self, Sender};
+use crate::notify::queue::{Outbox, Patience};
+use crate::runtime::Key;
+use crate::runtime::backoff::Policy;
+use crate::runtime::cache::Touched;
+use crate::runtime::manager::Manager;
+use crate::runtime::watch_hub::WatchHub;
+use crate::runtime::written::Written;
+
+/// Hands both controllers in.
+pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
+    let points = manager.kind::<ContactPoint>(contact_point::NAME);
+    let fields = manager.kind::<TrackedField>(tracked_field::NAME);
+    let timings = manager.config.timings.clone();
+    let outbox = Outbox::new(
+        Sender::new(sender(manager)).map_err(anyhow::Error::msg)?,
+        Patience { retry: Policy { min: timings.retry_min, max: timings.retry_max }, stopped: timings.stopped_retry },
+        manager.metrics.clone(),
+        fields.trigger.clone(),
+        points.trigger.clone(),
+        manager.draining.clone(),
+    );
+    manager.land({
+        let outbox = Arc::clone(&outbox);
+        async move { outbox.landed().await }
+    });
+    let contact_points = Arc::new(ContactPoints {
+        client: manager.client.clone(),
+        source: Source {
+            client: manager.client.clone(),
+            operator_namespace: manager.config.operator_namespace.clone(),
+            shared: manager.config.notifications.shared_secrets,
+        },
+        outbox: Arc::clone(&outbox),
+        events: manager.events(contact_point::NAME),
+        reread: timings.secret_reread,
+        written: Written::default(),
+        lines: Mutex::default(),
+    });
+    let tracker = Arc::new(Tracker::new(fields.trigger.clone()));
+    let hub = WatchHub::new(
+        manager.client.clone(),
+        manager.scope.clone(),
+        manager.watches.clone(),
+        Arc::clone(&tracker) as _,
+        manager.metrics.clone(),
+    );
+    let tracked_fields = Arc::new(TrackedFields {
+        client: manager.client.clone(),
+        scope: manager.scope.clone(),
+        points: points.store.clone(),
+        tracker,
+        hub,
+        outbox,
+        resolver: Resolver::default(),
+        events: manager.events(tracked_field::NAME),
+        metrics: manager.metrics.clone(),
+        terms: Terms { max_age: timings.delivery_max_age, renew_event: timings.event_renewal },
+        written: Written::default(),
+        told: Mutex::new(HashMap::new()),
+    });
+
+    let told_of_point = {
+        let (controller, trigger) = (Arc::clone(&contact_points), points.trigger.clone());
+        let (fields, dependants) = (fields.store.clone(), fields.trigger.clone());
+        move |touched: Touched<ContactPoint>, _| {
+            let point = match touched {
+                Touched::Present(point) => {
+                    trigger.wake(&Key::of(point.as_ref()));
+                    point
+                }
+                Touched::Gone(point) => {
+                    controller.gone(&Key::of(point.as_ref()));
+                    point
+                }
+            };
+            // Whoever sends there waits for it, or has to say that it is gone.
+            for field in fields.state() {
+                if field.namespace() == point.namespace() && field.spec.contact_point == point.name_any() {
+                    dependants.wake(&Key::of(field.as_ref()));
+                }
+            }
+        }
+    };
+    let told_of_field = {
+        let (controller, trigger) = (Arc::clone(&tracked_fields), fields.trigger.clone());
+        move |touched: Touched<TrackedField>, all_seen| match touched {
+            Touched::Present(field) => {
+                let key = Key::of(field.as_ref());
+                controller.follow(&field);
+                if all_seen {
+                    controller.watch(&field);
+                }
+                if !controller.written.knows(&key, &field) {
+                    trigger.wake(&key);
+                }
+            }
+            Touched::Gone(field) => controller.gone(&Key::of(field.as_ref())),
+        }
+    };
+    // A contact point that is not cached yet must not be taken for one that does not exist.
+    let points_settled = vec![points.phase.clone()];
+    manager.control(points, contact_points, Vec::new(), told_of_point);
+    manager.control(fields, tracked_fields, points_settled, told_of_field);
+    Ok(())
+}
+
+fn sender(manager: &Manager) -> client::Config {
+    let fence = manager.fence.clone();
+    let settings = &manager.config.notifications;
+    client::Config {
+        telegram_api_url: settings.telegram_api_url.clone(),
+        cluster_name: manager.config.cluster_name.clone(),
+        webhook_proxy: settings.webhook_proxy.clone(),
+        allow_loopback: settings.allow_loopback,
+        deny_cidrs: settings.deny.clone(),
+        attempt_timeout: manager.config.timings.send_timeout,
+        retry_after_cap: manager.config.timings.retry_after_max,
+        held: Arc::new(move || fence.held()),
+        ..client::Config::default()
+    }
+}
