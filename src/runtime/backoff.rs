@@ -72,7 +72,7 @@ impl<K: Clone + Eq + Hash> Backoffs<K> {
 mod tests {
     use super::*;
 
-    const POLICY: Policy = Policy { min: Duration::from_secs(1), max: Duration::from_secs(300) };
+    const POLICY: Policy = Policy { min: Duration::from_secs(1), max: Duration::from_mins(5) };
 
     #[test]
     fn delays_grow_to_the_longest_and_stay_there() {

@@ -162,18 +162,15 @@ impl Manager {
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned,
     {
         let Watched { store, trigger, mut phase, name, say, cache } = kind;
-        match registry::find(name).filter(|_| self.config.controllers.contains(name)) {
-            Some(kind) => {
-                self.health.set(name, State::Syncing);
-                self.feed(kind, cache, say, on);
-            }
-            None => {
-                let off = State::Absent("switched off by --controllers".into());
-                self.health.set(name, off.clone());
-                say.send_replace(off);
-                // Nobody may take a closed channel for an answer that is still to come.
-                self.tasks.spawn(async move { say.closed().await });
-            }
+        if let Some(kind) = registry::find(name).filter(|_| self.config.controllers.contains(name)) {
+            self.health.set(name, State::Syncing);
+            self.feed(kind, cache, say, on);
+        } else {
+            let off = State::Absent("switched off by --controllers".into());
+            self.health.set(name, off.clone());
+            say.send_replace(off);
+            // Nobody may take a closed channel for an answer that is still to come.
+            self.tasks.spawn(async move { say.closed().await });
         }
         let limits = self.limits();
         // A pass that overstays is dropped; a loop that does not even do that is stuck.
@@ -263,9 +260,9 @@ async fn work(
 ) {
     // Tasks of their own: whoever renews the lease polls this, and must not wait for a pass.
     let mut running = JoinSet::new();
-    passes.into_iter().for_each(|passes| {
+    for passes in passes {
         running.spawn(passes);
-    });
+    }
     stop.cancelled().await;
     info!("draining");
     draining.cancel();

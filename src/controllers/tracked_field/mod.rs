@@ -322,8 +322,9 @@ impl<T: Transport> TrackedFields<T> {
             && *known == waiting
         {
             let age = Duration::try_from(now.duration_since(*at)).unwrap_or_default();
-            if age < self.terms.renew_event {
-                return Some(self.terms.renew_event - age);
+            let left = self.terms.renew_event.saturating_sub(age);
+            if !left.is_zero() {
+                return Some(left);
             }
         }
         self.events.warning(regarding.clone(), "Wait", waiting.reason(), waiting.message());

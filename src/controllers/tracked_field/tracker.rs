@@ -186,7 +186,9 @@ impl Tracker {
         let state = self.state();
         for (target, keys) in &state.targets {
             if target.resource == *resource && in_shard(target, shard) {
-                keys.iter().for_each(|key| self.wake.wake(key));
+                for key in keys {
+                    self.wake.wake(key);
+                }
             }
         }
     }

@@ -1,31 +1,28 @@
 //! What is sent next, and what an answer means: no clock, no network.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use kube::ResourceExt;
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 
+use super::line::{Batch, FAILING_FROM, Gate, Line, Offer};
 use super::{Patience, Stage, Standing};
 use crate::api::TrackedField;
 use crate::controllers::tracked_field::history::{self, Outcome};
 use crate::notify::{Endpoint, Failure, Item, Sent};
 use crate::runtime::Key;
-use crate::runtime::backoff::Series;
 
 /// How many entries one request is given to choose from: what is in flight cannot be merged when an outbox is full, so
 /// it must stay well below the 500 that one holds.
 const BATCH: usize = 100;
-/// From which failure in a row messages count as failing: one is no news.
-const FAILING_FROM: u32 = 2;
 
 /// The lines of all contact points.
 #[derive(Default)]
 pub struct Lines {
-    lines: HashMap<Key, Line>,
+    by_point: HashMap<Key, Line>,
     /// Which line the entries of a `TrackedField` wait in.
     places: HashMap<Key, Key>,
     /// Entries being sent, or sent and not yet recorded: no line takes another one of the same `TrackedField`.
@@ -36,52 +33,6 @@ struct Flying {
     id: String,
     line: Key,
     outcome: Option<Outcome>,
-}
-
-#[derive(Default)]
-struct Line {
-    endpoint: Option<Endpoint>,
-    stage: Gate,
-    standing: Option<Standing>,
-    offers: BTreeMap<Key, Offer>,
-    batch: Option<Batch>,
-    /// How many of the next entries go alone, because a digest with them in it was rejected.
-    singly: usize,
-    failures: u32,
-    backoff: Option<Series>,
-    not_before: Option<Instant>,
-    /// Counts configurations: an answer to a request made under an earlier one is not this endpoint's.
-    edition: u64,
-    /// A request is in the air: whatever happens to the line, its answer is still to come.
-    sending: bool,
-    changed: Arc<Notify>,
-    worker: Option<AbortHandle>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Gate {
-    /// Nothing is sent.
-    #[default]
-    Closed,
-    /// The test message is sent.
-    Test,
-    /// The test message was taken; the contact point's status does not say so yet.
-    Tested,
-    /// What waits is sent.
-    Open,
-    /// What waits, or the test message, is sent now and then.
-    Stopped,
-}
-
-struct Offer {
-    object: Arc<TrackedField>,
-    pending: usize,
-}
-
-#[derive(Clone)]
-struct Batch {
-    items: Vec<Item>,
-    plain: bool,
 }
 
 /// What to send next.
@@ -113,10 +64,10 @@ pub struct Concerned {
 }
 
 impl Lines {
-    /// What tells the worker that the line needs of changes; none if it has one.
+    /// What will tell the worker that the line needs of changes; none if it has one already.
     pub fn configure(&mut self, point: &Key, endpoint: Endpoint, stage: Stage) -> Option<Arc<Notify>> {
         self.ground(point);
-        let line = self.lines.entry(point.clone()).or_default();
+        let line = self.by_point.entry(point.clone()).or_default();
         line.endpoint = Some(endpoint);
         line.edition += 1;
         line.standing = None;
@@ -126,17 +77,11 @@ impl Lines {
             Stage::Probe => Gate::Stopped,
         };
         line.rest();
-        line.worker.is_none().then(|| Arc::clone(&line.changed))
-    }
-
-    pub fn employ(&mut self, point: &Key, worker: AbortHandle) {
-        if let Some(line) = self.lines.get_mut(point) {
-            line.worker = Some(worker);
-        }
+        (!std::mem::replace(&mut line.has_worker, true)).then(|| Arc::clone(&line.changed))
     }
 
     pub fn open(&mut self, point: &Key) {
-        let Some(line) = self.lines.get_mut(point) else { return };
+        let Some(line) = self.by_point.get_mut(point) else { return };
         if line.stage == Gate::Tested {
             line.stage = Gate::Open;
             line.changed.notify_one();
@@ -145,7 +90,7 @@ impl Lines {
 
     pub fn close(&mut self, point: &Key) {
         self.ground(point);
-        let Some(line) = self.lines.get_mut(point) else { return };
+        let Some(line) = self.by_point.get_mut(point) else { return };
         line.endpoint = None;
         line.stage = Gate::Closed;
         line.standing = None;
@@ -161,26 +106,26 @@ impl Lines {
     /// A line without an endpoint stays only for what waits in it, or is in the air.
     fn drop_if_idle(&mut self, point: &Key) {
         let idle = |line: &Line| line.endpoint.is_none() && line.offers.is_empty() && !line.sending;
-        if self.lines.get(point).is_some_and(idle)
-            && let Some(line) = self.lines.remove(point)
+        if self.by_point.get(point).is_some_and(idle)
+            && let Some(line) = self.by_point.remove(point)
         {
             line.changed.notify_one();
         }
     }
 
     pub fn retry_now(&mut self, point: &Key, now: Instant) {
-        let Some(line) = self.lines.get_mut(point) else { return };
+        let Some(line) = self.by_point.get_mut(point) else { return };
         line.backoff = None;
         line.not_before = line.not_before.map(|_| now);
         line.changed.notify_one();
     }
 
     pub fn standing(&self, point: &Key) -> Standing {
-        self.lines.get(point).and_then(|line| line.standing.clone()).unwrap_or(Standing::Untried)
+        self.by_point.get(point).and_then(|line| line.standing.clone()).unwrap_or(Standing::Untried)
     }
 
     pub fn failing(&self, point: &Key) -> Option<String> {
-        let line = self.lines.get(point)?;
+        let line = self.by_point.get(point)?;
         match &line.standing {
             Some(Standing::Retrying(message)) if line.failures >= FAILING_FROM => Some(message.clone()),
             _ => None,
@@ -195,7 +140,7 @@ impl Lines {
         if pending == 0 {
             return -signed(before);
         }
-        let line = self.lines.entry(point.clone()).or_default();
+        let line = self.by_point.entry(point.clone()).or_default();
         line.offers.insert(field.clone(), Offer { object: Arc::clone(object), pending });
         line.changed.notify_one();
         self.places.insert(field, point.clone());
@@ -246,16 +191,16 @@ impl Lines {
 
     /// Whether the line of `point` is the one that `changed` tells of: another one of that name has another worker.
     pub fn is_that_of(&self, point: &Key, changed: &Arc<Notify>) -> bool {
-        self.lines.get(point).is_some_and(|line| Arc::ptr_eq(&line.changed, changed))
+        self.by_point.get(point).is_some_and(|line| Arc::ptr_eq(&line.changed, changed))
     }
 
     pub fn endpoint(&self, point: &Key) -> Option<Endpoint> {
-        self.lines.get(point)?.endpoint.clone()
+        self.by_point.get(point)?.endpoint.clone()
     }
 
     /// What the line of `point` is to do at `now`.
     pub fn next(&self, point: &Key, now: Instant) -> Next {
-        let Some(line) = self.lines.get(point) else { return Next::Wait(None) };
+        let Some(line) = self.by_point.get(point) else { return Next::Wait(None) };
         let unrecorded = self.flying.values().flatten().any(|entry| entry.line == *point && entry.outcome.is_some());
         let something = match line.stage {
             Gate::Closed | Gate::Tested => false,
@@ -280,10 +225,10 @@ impl Lines {
             return None;
         }
         self.ground(point);
-        let line = self.lines.get(point)?;
+        let line = self.by_point.get(point)?;
         let batch = match (&line.batch, line.stage) {
             (_, Gate::Test) => Batch { items: Vec::new(), plain: false },
-            (Some(batch), _) if self.still_pending(line, batch) => batch.clone(),
+            (Some(batch), _) if line.still_waits(batch) => batch.clone(),
             (_, Gate::Stopped) => Batch { items: self.oldest(line, 1), plain: false },
             _ => Batch { items: self.oldest(line, if line.singly > 0 { 1 } else { BATCH }), plain: false },
         };
@@ -295,22 +240,12 @@ impl Lines {
             let id = item.entry.id.clone().unwrap_or_default();
             self.flying.entry(field).or_default().push(Flying { id, line: point.clone(), outcome: None });
         }
-        let line = self.lines.get_mut(point)?;
+        let line = self.by_point.get_mut(point)?;
         let endpoint = line.endpoint.clone()?;
         let request = Request { endpoint, items: batch.items.clone(), plain: batch.plain, edition: line.edition };
         line.batch = (!batch.items.is_empty()).then_some(batch);
         line.sending = true;
         Some(request)
-    }
-
-    /// A request that is tried again is the same one, so that its receiver can tell; unless an entry of it has been
-    /// given up in the meantime.
-    fn still_pending(&self, line: &Line, batch: &Batch) -> bool {
-        batch.items.iter().all(|item| {
-            let offer = line.offers.get(&Key::new(&item.namespace, &item.name));
-            let entries = offer.and_then(|offer| offer.object.status.as_deref()).unwrap_or_default();
-            entries.iter().any(|entry| entry.id == item.entry.id && entry.is_pending())
-        })
     }
 
     /// The oldest pending entries of a line. Ids are `UUIDv7`: they sort by time.
@@ -344,15 +279,15 @@ impl Lines {
         now: Instant,
     ) -> Concerned {
         let mut concerned = Concerned::default();
-        if let Some(line) = self.lines.get_mut(point) {
+        if let Some(line) = self.by_point.get_mut(point) {
             line.sending = false;
         }
-        let current = self.lines.get(point).is_some_and(|line| line.edition == request.edition);
+        let current = self.by_point.get(point).is_some_and(|line| line.edition == request.edition);
         match answer {
             Ok(sent) => {
                 // Delivered is delivered, also when the endpoint has changed since.
                 self.settle(point, request, sent.taken, &Outcome::Delivered, &mut concerned);
-                if current && let Some(line) = self.lines.get_mut(point) {
+                if current && let Some(line) = self.by_point.get_mut(point) {
                     concerned.point |= line.taken(&sent);
                 }
             }
@@ -360,13 +295,13 @@ impl Lines {
                 self.rejected(point, request, carried, message, current, &mut concerned);
             }
             Err(failure) => {
-                if current && let Some(line) = self.lines.get_mut(point) {
+                if current && let Some(line) = self.by_point.get_mut(point) {
                     concerned.point |= line.refused(failure, patience, now);
                     if line.failures == FAILING_FROM {
                         concerned.fields.extend(line.offers.keys().cloned());
                     }
                 }
-                if self.lines.get(point).is_none_or(|line| line.batch.is_none()) {
+                if self.by_point.get(point).is_none_or(|line| line.batch.is_none()) {
                     self.ground(point);
                 }
             }
@@ -386,7 +321,7 @@ impl Lines {
         current: bool,
         concerned: &mut Concerned,
     ) {
-        let Some(line) = self.lines.get_mut(point).filter(|_| current) else {
+        let Some(line) = self.by_point.get_mut(point).filter(|_| current) else {
             self.ground(point);
             return;
         };
@@ -401,7 +336,7 @@ impl Lines {
             self.settle(point, request, 1, &Outcome::Failed { reason: message }, concerned);
         }
         // It answers: this is no failure of the receiver's.
-        if let Some(line) = self.lines.get_mut(point) {
+        if let Some(line) = self.by_point.get_mut(point) {
             concerned.point |= line.taken(&Sent::default());
         }
     }
@@ -420,7 +355,7 @@ impl Lines {
         }
         concerned.fields.sort();
         concerned.fields.dedup();
-        if let Some(line) = self.lines.get_mut(point) {
+        if let Some(line) = self.by_point.get_mut(point) {
             line.batch = None;
             line.singly = line.singly.saturating_sub(count);
         }
@@ -429,7 +364,7 @@ impl Lines {
 
     /// What is in flight from `point` without an outcome is not, any more; unless its answer is still to come.
     fn ground(&mut self, point: &Key) {
-        if self.lines.get(point).is_some_and(|line| line.sending) {
+        if self.by_point.get(point).is_some_and(|line| line.sending) {
             return;
         }
         self.flying.retain(|_, flying| {
@@ -441,7 +376,7 @@ impl Lines {
     /// How many entries waited.
     fn take_out(&mut self, field: &Key) -> usize {
         let Some(place) = self.places.remove(field) else { return 0 };
-        let Some(line) = self.lines.get_mut(&place) else { return 0 };
+        let Some(line) = self.by_point.get_mut(&place) else { return 0 };
         let waited = line.offers.remove(field).map_or(0, |offer| offer.pending);
         line.changed.notify_one();
         self.drop_if_idle(&place);
@@ -449,77 +384,9 @@ impl Lines {
     }
 
     fn notify(&self, point: &Key) {
-        if let Some(line) = self.lines.get(point) {
+        if let Some(line) = self.by_point.get(point) {
             line.changed.notify_one();
         }
-    }
-}
-
-impl Line {
-    /// Nothing is being tried.
-    fn rest(&mut self) {
-        self.batch = None;
-        self.singly = 0;
-        self.failures = 0;
-        self.backoff = None;
-        self.not_before = None;
-        self.changed.notify_one();
-    }
-
-    /// The receiver took something; whether that is news for the contact point.
-    fn taken(&mut self, sent: &Sent) -> bool {
-        self.failures = 0;
-        self.backoff = None;
-        self.not_before = None;
-        self.stage = match self.stage {
-            Gate::Test => Gate::Tested,
-            Gate::Stopped => Gate::Open,
-            stage => stage,
-        };
-        let standing = Standing::Taken { migrated_to: sent.migrated_to };
-        let news = match (&self.standing, &standing) {
-            (Some(Standing::Taken { .. }), Standing::Taken { migrated_to: None }) => false,
-            (known, new) => known.as_ref() != Some(new),
-        };
-        if news {
-            self.standing = Some(standing);
-        }
-        news
-    }
-
-    /// The receiver took nothing; whether that is news for the contact point.
-    fn refused(&mut self, failure: Failure, patience: Patience, now: Instant) -> bool {
-        let (standing, delay) = match failure {
-            Failure::Retry { message, after } => {
-                self.failures += 1;
-                let delay = self.backoff.get_or_insert_with(|| patience.retry.series()).next_delay();
-                let delay = delay.max(after.unwrap_or_default());
-                match (&self.stage, &self.standing) {
-                    // Still stopped: that it could not be reached this time does not make it well.
-                    (Gate::Stopped, Some(stopped @ Standing::Stopped { .. })) => (stopped.clone(), patience.stopped),
-                    _ => (Standing::Retrying(message), delay),
-                }
-            }
-            Failure::Stop { reason, message } => {
-                self.stop();
-                (Standing::Stopped { reason: reason.as_str(), message }, patience.stopped)
-            }
-            Failure::Rejected { message, .. } => {
-                self.stop();
-                (Standing::Stopped { reason: "Rejected", message }, patience.stopped)
-            }
-        };
-        self.not_before = Some(now + delay);
-        let news = self.standing.as_ref() != Some(&standing);
-        self.standing = Some(standing);
-        news
-    }
-
-    fn stop(&mut self) {
-        self.stage = Gate::Stopped;
-        self.batch = None;
-        self.failures = 0;
-        self.backoff = None;
     }
 }
 

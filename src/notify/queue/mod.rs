@@ -21,6 +21,7 @@ use crate::runtime::backoff::Policy;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::Trigger;
 
+mod line;
 mod lines;
 #[cfg(test)]
 mod tests;
@@ -103,8 +104,7 @@ impl<T: Transport> Outbox<T> {
     pub fn configure(self: &Arc<Self>, point: &Key, endpoint: Endpoint, stage: Stage) {
         let mut lines = self.lines();
         if let Some(changed) = lines.configure(point, endpoint, stage) {
-            let worker = tokio::spawn(worker::run(Arc::clone(self), point.clone(), changed));
-            lines.employ(point, worker.abort_handle());
+            tokio::spawn(worker::run(Arc::clone(self), point.clone(), changed));
         }
     }
 

@@ -52,7 +52,9 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key) {
     let Concerned { fields, point: concerned } =
         outbox.lines().answered(point, &request, answer, outbox.patience, Instant::now());
     outbox.landing.notify_waiters();
-    fields.iter().for_each(|field| outbox.fields.wake(field));
+    for field in &fields {
+        outbox.fields.wake(field);
+    }
     if concerned {
         outbox.points.wake(point);
     }

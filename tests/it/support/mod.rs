@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Resource, ResourceExt};
 use quartermaster::api::tracked_field::{Delivery, Entry};
@@ -45,8 +45,8 @@ pub async fn install(plane: &ControlPlane) {
     }
     let client = plane.client().await.unwrap();
     until("our kinds are served", SOON, async || {
-        Api::<ContactPoint>::all(client.clone()).list(&Default::default()).await?;
-        Api::<TrackedField>::all(client.clone()).list(&Default::default()).await?;
+        Api::<ContactPoint>::all(client.clone()).list(&ListParams::default()).await?;
+        Api::<TrackedField>::all(client.clone()).list(&ListParams::default()).await?;
         Ok(Some(()))
     })
     .await

@@ -140,8 +140,8 @@ impl Operator {
     /// Where it listens, as its log says.
     fn address(&self, flag: &str) -> anyhow::Result<String> {
         let text = self.child.log_text()?;
-        let lines = text.lines().filter(|line| line.contains("listening for") && line.contains(flag));
-        let line = lines.last().context("it does not listen yet")?;
+        let mut lines = text.lines().rev().filter(|line| line.contains("listening for") && line.contains(flag));
+        let line = lines.next().context("it does not listen yet")?;
         let line: Value = serde_json::from_str(line)?;
         Ok(line["address"].as_str().context("no address")?.to_owned())
     }
