@@ -3,5 +3,8 @@
 
 mod crds;
 mod field_paths;
+mod fields;
+mod points;
+mod secrets;
 mod support;
 mod walkthrough;

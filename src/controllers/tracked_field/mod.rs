@@ -368,7 +368,12 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         };
         let expires = object.status.as_ref().and_then(|history| history::next_expiry(history, self.terms.max_age));
         let expires = expires.map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
+        // Neither a new CRD nor a new right wakes anybody.
+        let asked_again = matches!(&tracked, Err(Waiting::ResourceMismatch(_) | Waiting::Forbidden { .. }));
         let renew = self.say(&key, object, waiting).await?;
+        if asked_again {
+            return Ok(Outcome::Waiting);
+        }
         Ok([expires, renew].into_iter().flatten().min().map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 }

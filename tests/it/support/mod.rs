@@ -19,8 +19,10 @@ use testbed::ControlPlane;
 use testbed::wait::until;
 use tokio::sync::OnceCell;
 
+mod look;
 mod operator;
 
+pub use look::{changes, taken, texts};
 pub use operator::{Operator, Settings};
 
 /// How long a state may take to come about: ten times what the product promises, on a slow machine.

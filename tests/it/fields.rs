@@ -1,0 +1,282 @@
+//! What is tracked: the words of each kind, paths into any other, and what counts as a change.
+
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use k8s_openapi::api::core::v1::Service;
+use quartermaster::api::TrackedField;
+use serde_json::{Value, json};
+use testbed::receiver::Receiver;
+
+use crate::support::{Bed, Operator, SOON, Settings, changes, texts, told};
+
+#[tokio::test]
+async fn words_of_deployments_stateful_sets_and_services() {
+    let bed = Bed::shared("words").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.create::<Deployment>("web", workload(2, "web:1", "side:1", false)).await;
+    bed.create::<StatefulSet>("db", workload(1, "db:1", "side:1", true)).await;
+    let ports = |number: u16, name: &str| {
+        json!([
+            { "name": "http", "port": 80, "targetPort": number },
+            { "name": "admin", "port": 81, "targetPort": name },
+            { "name": "plain", "port": 82 },
+        ])
+    };
+    bed.service("front", ports(8080, "admin-port")).await;
+    let cases = [
+        ("deployment-replicas", "Deployment", "web", "replicas", "2", "3"),
+        ("deployment-image", "Deployment", "web", "image", "web:1", "web:2"),
+        ("deployment-side", "Deployment", "web", "image:side", "side:1", "side:2"),
+        ("stateful-replicas", "StatefulSet", "db", "replicas", "1", "4"),
+        ("stateful-image", "StatefulSet", "db", "image", "db:1", "db:2"),
+        ("stateful-side", "StatefulSet", "db", "image:side", "side:1", "side:2"),
+        ("port-number", "Service", "front", "targetPort", "8080", "9090"),
+        ("port-name", "Service", "front", "targetPort:admin", "admin-port", "other-port"),
+        ("path", "Deployment", "web", "{.spec.template.spec.containers[*].image}", r#"["web:1","side:1"]"#, "x"),
+    ];
+    for (name, kind, target, field, ..) in &cases {
+        bed.track(name, kind, target, field, "hook").await;
+    }
+    // The API fills in a targetPort that is left out: it equals port.
+    bed.track("port-default", "Service", "front", "targetPort:plain", "hook").await;
+    bed.track("no-such-container", "Deployment", "web", "image:nobody", "hook").await;
+    for (name, .., value, _) in &cases {
+        bed.delivered(name, &[("Created", Some(value))]).await;
+    }
+    bed.delivered("port-default", &[("Created", Some("82"))]).await;
+    let nobody = bed.delivered("no-such-container", &[("Created", None)]).await;
+    assert!(nobody[0].missing);
+
+    bed.patch::<Deployment>("web", workload(3, "web:2", "side:2", false)).await;
+    bed.patch::<StatefulSet>("db", workload(4, "db:2", "side:2", true)).await;
+    bed.patch::<Service>("front", json!({ "spec": { "ports": ports(9090, "other-port") } })).await;
+    for (name, .., before, after) in &cases {
+        let after = if *name == "path" { r#"["web:2","side:2"]"# } else { after };
+        bed.delivered(name, &[("Created", Some(before)), ("Updated", Some(after))]).await;
+    }
+    let told = changes(&receiver);
+    let port =
+        told.iter().find(|change| change["trackedField"] == "port-name" && change["action"] == "Updated").unwrap();
+    assert_eq!(
+        port["text"],
+        format!(
+            "Resource kind: Service\nName: front\nStatus: Updated\nValue: other-port\nNamespace: {}\nPrevious: admin-port",
+            bed.namespace
+        )
+    );
+    assert_eq!(told.len(), 2 * cases.len() + 2, "each change is told once");
+    // Status changes of the targets went by meanwhile: the field of none of them changed.
+    assert_eq!(bed.history("port-default").await.len(), 1);
+}
+
+fn workload(replicas: i32, image: &str, side: &str, stateful: bool) -> Value {
+    let containers = json!([{ "name": "main", "image": image }, { "name": "side", "image": side }]);
+    let labels = json!({ "app": "app" });
+    let mut spec = json!({
+        "replicas": replicas,
+        "selector": { "matchLabels": labels },
+        "template": { "metadata": { "labels": labels }, "spec": { "containers": containers } },
+    });
+    if stateful {
+        spec["serviceName"] = "app".into();
+    }
+    json!({ "spec": spec })
+}
+
+/// A kind of its own, so that no other test grants it.
+struct Widgets {
+    group: String,
+}
+
+impl Widgets {
+    fn new(bed: &Bed) -> Self {
+        Self { group: format!("{}.example.com", bed.namespace) }
+    }
+
+    async fn serve(&self, bed: &Bed) {
+        let group = &self.group;
+        bed.apply(&format!(
+            "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {{name: widgets.{group}}}\n\
+             spec: {{group: {group}, scope: Namespaced, names: {{plural: widgets, kind: Widget}}, versions: [{{name: v1, \
+             served: true, storage: true, schema: {{openAPIV3Schema: {{type: object, \
+             x-kubernetes-preserve-unknown-fields: true}}}}}}]}}"
+        ))
+        .await;
+        let crd = format!("crd/widgets.{group}");
+        bed.kubectl(&["wait", "--for=condition=Established", &crd, "--timeout=30s"]).await;
+    }
+
+    async fn grant(&self, bed: &Bed) {
+        bed.apply(&format!(
+            "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {{name: track-{}, labels: \
+             {{quartermaster.dev/aggregate-to-tracker: \"true\"}}}}\nrules:\n- {{apiGroups: [{:?}], resources: \
+             [widgets], verbs: [get, list, watch]}}\n- {{apiGroups: [\"\"], resources: [configmaps], verbs: [get, list, \
+             watch]}}",
+            bed.namespace, self.group
+        ))
+        .await;
+    }
+
+    async fn put(&self, bed: &Bed, spec: Value) {
+        let api_version = format!("{}/v1", self.group);
+        let object =
+            json!({ "apiVersion": api_version, "kind": "Widget", "metadata": { "name": "one" }, "spec": spec });
+        bed.apply(&object.to_string()).await;
+    }
+
+    fn target(&self, bed: &Bed, kind: &str, plural: &str) -> Value {
+        let api_version = format!("{}/v1", self.group);
+        json!({ "apiVersion": api_version, "resource": plural, "kind": kind, "namespace": bed.namespace, "name": "one" })
+    }
+}
+
+async fn track(bed: &Bed, name: &str, target: Value, field: &str) {
+    let spec = json!({ "target": target, "field": field, "contactPoint": "hook" });
+    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+}
+
+#[tokio::test]
+async fn other_kinds_are_granted_and_named_rightly() {
+    let bed = Bed::shared("kinds").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let widgets = Widgets::new(&bed);
+    track(&bed, "widget", widgets.target(&bed, "Widget", "widgets"), "{.spec.size}").await;
+    let words = bed.waiting("widget", "ResourceMismatch: ").await;
+    assert!(words.contains(&format!("does not serve {}/v1", widgets.group)), "{words}");
+
+    widgets.serve(&bed).await;
+    widgets.put(&bed, json!({ "size": 5 })).await;
+    let words = bed.waiting("widget", "Forbidden: ").await;
+    for said in ["is forbidden", "quartermaster.dev/aggregate-to-tracker: \"true\"", &widgets.group, "[\"widgets\"]"] {
+        assert!(words.contains(said), "{said}: {words}");
+    }
+    assert_eq!(bed.event("widget", "Forbidden").await, words.trim_start_matches("Forbidden: "));
+
+    widgets.grant(&bed).await;
+    bed.waiting("widget", "").await;
+    bed.delivered("widget", &[("Created", Some("5"))]).await;
+    widgets.put(&bed, json!({ "size": { "b": 2, "a": [1, null] } })).await;
+    bed.delivered("widget", &[("Created", Some("5")), ("Updated", Some(r#"{"a":[1,null],"b":2}"#))]).await;
+
+    let config = json!({ "metadata": { "name": "one" }, "data": { "app.conf": "level=info" }, "kind": "ConfigMap", "apiVersion": "v1" });
+    bed.apply(&config.to_string()).await;
+    let target = json!({ "apiVersion": "v1", "resource": "configmaps", "kind": "ConfigMap", "namespace": bed.namespace, "name": "one" });
+    track(&bed, "config", target, r"{.data.app\.conf}").await;
+    bed.delivered("config", &[("Created", Some("level=info"))]).await;
+    bed.kubectl(&["patch", "configmap", "one", "-p", r#"{"data":{"app.conf":"level=debug"}}"#]).await;
+    bed.delivered("config", &[("Created", Some("level=info")), ("Updated", Some("level=debug"))]).await;
+
+    track(&bed, "kind", widgets.target(&bed, "Gadget", "widgets"), "{.spec.size}").await;
+    let words = bed.waiting("kind", "ResourceMismatch: ").await;
+    assert!(words.ends_with("write target.kind: Widget"), "{words}");
+    track(&bed, "plural", widgets.target(&bed, "Widget", "widgetz"), "{.spec.size}").await;
+    let words = bed.waiting("plural", "ResourceMismatch: ").await;
+    assert!(words.ends_with("has no resource \"widgetz\"; there is \"widgets\""), "{words}");
+    assert_eq!(told(&bed.history("kind").await), []);
+}
+
+#[tokio::test]
+async fn missing_empty_false_and_null_are_four_things() {
+    let bed = Bed::shared("nothing").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let widgets = Widgets::new(&bed);
+    widgets.serve(&bed).await;
+    widgets.grant(&bed).await;
+    widgets.put(&bed, json!({ "other": 1 })).await;
+    track(&bed, "it", widgets.target(&bed, "Widget", "widgets"), "{.spec.it}").await;
+    let mut wanted = vec![("Created", None)];
+    bed.delivered("it", &wanted).await;
+    let steps = [
+        (json!({ "it": "" }), ""),
+        (json!({ "it": false }), "false"),
+        (json!({ "it": null }), "null"),
+        (json!({ "it": 0 }), "0"),
+    ];
+    for (spec, value) in steps {
+        // Replaced, not applied: apply takes null for "take it away".
+        let api_version = format!("{}/v1", widgets.group);
+        let object =
+            json!({ "apiVersion": api_version, "kind": "Widget", "metadata": { "name": "one" }, "spec": spec });
+        let replace = ["-n", &bed.namespace, "replace", "-f", "-"];
+        bed.plane.run_kubectl(&replace, &object.to_string()).await.unwrap();
+        wanted.push(("Updated", Some(value)));
+        bed.delivered("it", &wanted).await;
+    }
+    widgets.put(&bed, json!({})).await;
+    let take_away = r#"[{"op":"remove","path":"/spec/it"}]"#;
+    bed.kubectl(&["patch", &format!("widgets.{}/one", widgets.group), "--type=json", "-p", take_away]).await;
+    wanted.push(("Updated", None));
+    let history = bed.delivered("it", &wanted).await;
+    let missing: Vec<bool> = history.iter().map(|entry| entry.missing).collect();
+    assert_eq!(missing, [true, false, false, false, false, true]);
+    let values: Vec<String> = texts(&receiver)
+        .iter()
+        .filter_map(|text| text.lines().find(|line| line.starts_with("Value:")).map(str::to_owned))
+        .collect();
+    assert_eq!(values, ["Value: (not set)", "Value: ", "Value: false", "Value: null", "Value: 0", "Value: (not set)"]);
+}
+
+#[tokio::test]
+async fn there_and_back_in_one_breath_is_two_changes() {
+    let bed = Bed::shared("breath").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "hook").await;
+    let mut wanted = vec![("Created", Some("1"))];
+    bed.delivered("replicas", &wanted).await;
+    for _ in 0..10 {
+        bed.scale("web", 3).await;
+        bed.scale("web", 1).await;
+        wanted.extend([("Updated", Some("3")), ("Updated", Some("1"))]);
+    }
+    let history = bed.delivered("replicas", &wanted).await;
+    let ids: Vec<_> = history.iter().map(|entry| entry.id.clone().unwrap()).collect();
+    let told: Vec<_> = changes(&receiver).iter().map(|change| change["id"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(told, ids, "in order, each once");
+}
+
+#[tokio::test]
+async fn a_new_life_and_a_new_subject_begin_with_created() {
+    let bed = Bed::shared("series").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.deployment("other", 7).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    let mut wanted = vec![("Created", Some("1"))];
+    bed.delivered("it", &wanted).await;
+
+    bed.delete::<Deployment>("web").await;
+    wanted.push(("Deleted", None));
+    bed.delivered("it", &wanted).await;
+    bed.waiting("it", "TargetNotFound: Deployment ").await;
+    bed.deployment("web", 2).await;
+    wanted.push(("Created", Some("2")));
+    bed.delivered("it", &wanted).await;
+    bed.waiting("it", "").await;
+
+    bed.patch::<TrackedField>("it", json!({ "spec": { "field": "image" } })).await;
+    wanted.push(("Created", Some("nginx:latest")));
+    bed.delivered("it", &wanted).await;
+    bed.patch::<TrackedField>("it", json!({ "spec": { "field": "replicas", "target": { "name": "other" } } })).await;
+    wanted.push(("Created", Some("7")));
+    let history = bed.delivered("it", &wanted).await;
+    let last = history.last().unwrap();
+    assert_eq!(last.subject.as_ref().unwrap().as_str(), format!("Deployment/{}/other/replicas", bed.namespace));
+    bed.scale("web", 9).await;
+    bed.scale("other", 8).await;
+    wanted.push(("Updated", Some("8")));
+    bed.delivered("it", &wanted).await;
+    receiver.wait_for(SOON, |_| changes(&receiver).len() == wanted.len()).await.unwrap();
+    let changes = changes(&receiver);
+    assert_eq!(changes[3]["previous"], Value::Null, "another field's value is no previous one");
+    assert_eq!(changes[5]["previous"], "7");
+}

@@ -1,0 +1,230 @@
+//! Contact points: when the test message goes out, and what a Telegram receiver's answers mean.
+
+use std::time::{Duration, Instant};
+
+use quartermaster::api::ContactPoint;
+use serde_json::{Value, json};
+use testbed::bot_api::{BotApi, Chat, Kind, Pace};
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use crate::support::{Bed, Operator, SOON, Settings, TOKEN, taken};
+
+const CHAT: i64 = 12_345_678;
+
+/// A Bot API that knows [`TOKEN`] and [`CHAT`], without the pace of the real one.
+fn bot_api() -> BotApi {
+    let telegram = BotApi::start().unwrap();
+    telegram.set_pace(Pace::unlimited());
+    telegram.add_token(TOKEN);
+    telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
+    telegram
+}
+
+fn condition(point: &ContactPoint) -> (String, String) {
+    let condition = &point.status.as_ref().unwrap().conditions[0];
+    (condition.reason.clone(), condition.message.clone())
+}
+
+#[tokio::test]
+async fn one_test_message_for_each_endpoint() {
+    let bed = Bed::shared("tested").await;
+    let receiver = Receiver::start().unwrap();
+    let mut operator = Operator::start(&bed, Settings::default().flag("--secret-reread=200ms")).await;
+    bed.secret("token", "first-token").await;
+    let spec = json!({
+        "type": "Webhook",
+        "webhookSpec": { "url": receiver.url(), "headerName": "X-Token" },
+        "apiToken": { "secretName": "token", "key": "token" },
+    });
+    bed.create::<ContactPoint>("hook", json!({ "spec": spec })).await;
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "hook").await;
+    bed.delivered("replicas", &[("Created", Some("1"))]).await;
+    let tests = || {
+        let all = taken(&receiver);
+        all.iter().filter(|request| request.json().unwrap()["text"] == "Contact point is ready").count()
+    };
+    assert_eq!(tests(), 1);
+
+    // A label, a suspension and its end, passes on request and by the clock, a restart: no news to the receiver.
+    bed.patch::<ContactPoint>("hook", json!({ "metadata": { "labels": { "a": "b" } } })).await;
+    bed.patch::<ContactPoint>("hook", json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "1" } } })).await;
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } })).await;
+    bed.scale("web", 2).await;
+    let words = bed.waiting("replicas", "ContactPointNotReady: ").await;
+    assert!(words.contains("suspended"), "{words}");
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": false } })).await;
+    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    operator.kill();
+    operator.restart();
+    operator.ready().await;
+    bed.scale("web", 3).await;
+    let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))];
+    bed.delivered("replicas", &wanted).await;
+    assert_eq!(tests(), 1);
+
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "headers": { "X-More": "1" } } } })).await;
+    receiver.wait_for(SOON, |_| tests() == 2).await.unwrap();
+    bed.patch::<k8s_openapi::api::core::v1::Secret>("token", json!({ "stringData": { "token": "second-token" } })).await;
+    receiver.wait_for(SOON, |_| tests() == 3).await.unwrap();
+    assert_eq!(taken(&receiver).last().unwrap().header("x-token"), Some("second-token"));
+    bed.scale("web", 4).await;
+    wanted.push(("Updated", Some("4")));
+    bed.delivered("replicas", &wanted).await;
+    assert_eq!((tests(), taken(&receiver).len()), (3, 7));
+}
+
+#[tokio::test]
+async fn both_status_fields_stand_in_the_first_status() {
+    let bed = Bed::shared("first").await;
+    let receiver = Receiver::start().unwrap();
+    receiver.refuse().await.unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.telegram("no-api", TOKEN, CHAT).await;
+    bed.webhook("away", &receiver.url()).await;
+    let first = |status: &Value| !status.is_null();
+    let status = async |name: &str| {
+        let arguments = ["get", "contactpoint", name, "-o", "jsonpath={.status}"];
+        until("a status", SOON, async || {
+            let text = bed.kubectl(&arguments).await;
+            Ok(serde_json::from_str::<Value>(&text).ok().filter(first))
+        })
+        .await
+        .unwrap()
+    };
+    let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": "none", "key": "token" } });
+    bed.create::<ContactPoint>("no-secret", json!({ "spec": spec })).await;
+    let unreachable = status("away").await;
+    assert_eq!((&unreachable["initialized"], &unreachable["ready"]), (&json!(true), &json!(false)));
+    assert_eq!(unreachable["conditions"][0]["reason"], "Unreachable");
+    let none = status("no-secret").await;
+    assert_eq!((&none["initialized"], &none["ready"]), (&json!(false), &json!(false)), "no Secret, no attempt");
+    receiver.accept().await.unwrap();
+    let ready = bed.ready("away").await;
+    assert_eq!(ready.status.unwrap().observed_generation, Some(1));
+    bed.kubectl(&["wait", "--for=condition=Ready", "contactpoint/away", "--timeout=10s"]).await;
+}
+
+#[tokio::test]
+async fn telegram_refusals_are_named_and_mended_without_a_hand() {
+    let bed = Bed::shared("refusals").await;
+    let telegram = bot_api();
+    let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+
+    // 401; the Secret is read again at each, not only when its five minutes are over.
+    let wrong = "99999999:ZZZZZZZZZZZZZZZZZZZZZZZZZZZZ";
+    bed.telegram("token", wrong, CHAT).await;
+    let point = bed.not_ready("token", "Unauthorized").await;
+    assert!(point.status.as_ref().unwrap().initialized);
+    let (_, words) = condition(&point);
+    assert!(words.contains("401") && words.contains("BotFather") && !words.contains(wrong), "{words}");
+    let attempts = telegram.rejected().len();
+    until("it is tried now and then", SOON, async || Ok((telegram.rejected().len() >= attempts + 2).then_some(())))
+        .await
+        .unwrap();
+    bed.patch::<k8s_openapi::api::core::v1::Secret>("token-token", json!({ "stringData": { "token": TOKEN } })).await;
+    bed.ready("token").await;
+
+    // A chat that does not exist, then does.
+    bed.telegram("chat", TOKEN, 777).await;
+    bed.not_ready("chat", "ChatNotFound").await;
+    telegram.add_chat(Chat::new(Kind::Private, 777).unwrap());
+    bed.ready("chat").await;
+
+    // A person who blocks the bot while a message waits.
+    telegram.add_chat(Chat::new(Kind::Private, 888).unwrap());
+    bed.telegram("blocked", TOKEN, 888).await;
+    bed.ready("blocked").await;
+    telegram.add_chat(Chat::new(Kind::Private, 888).unwrap().closed());
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "blocked").await;
+    let (_, words) = condition(&bed.not_ready("blocked", "Forbidden").await);
+    assert!(words.contains("bot was blocked by the user"), "{words}");
+    let waiting = bed.waiting("replicas", "ContactPointNotReady: \"blocked\": Forbidden: ").await;
+    assert!(waiting.contains("blocked by the user"), "{waiting}");
+    telegram.add_chat(Chat::new(Kind::Private, 888).unwrap());
+    bed.delivered("replicas", &[("Created", Some("1"))]).await;
+    bed.ready("blocked").await;
+    bed.waiting("replicas", "").await;
+    let texts: Vec<_> = telegram.messages().iter().filter(|m| m.chat_id == 888).map(|m| m.text.clone()).collect();
+    assert_eq!(texts.len(), 2, "the message itself showed that it is mended: {texts:?}");
+    bed.event("blocked", "Forbidden").await;
+}
+
+#[tokio::test]
+async fn a_group_that_moved_is_followed_and_told() {
+    const OLD: i64 = -4_242;
+    const NEW: i64 = -1_001_234_567_890;
+    let bed = Bed::shared("moved").await;
+    let telegram = bot_api();
+    telegram.add_chat(Chat::new(Kind::Group, OLD).unwrap());
+    telegram.add_chat(Chat::new(Kind::Supergroup, NEW).unwrap());
+    let mut operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    bed.telegram("group", TOKEN, OLD).await;
+    bed.ready("group").await;
+    telegram.add_chat(Chat::new(Kind::Group, OLD).unwrap().upgraded_to(NEW));
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "group").await;
+    bed.delivered("replicas", &[("Created", Some("1"))]).await;
+    let point = bed.until("group", "the new chat", |point: &ContactPoint| {
+        point.status.as_ref().is_some_and(|status| status.migrated_to_chat_id == Some(NEW))
+    });
+    let (reason, words) = condition(&point.await);
+    assert!(reason == "Ready" && words.contains(&NEW.to_string()), "{reason}: {words}");
+    assert_eq!(bed.event("group", "Ready").await.len().min(1), 1);
+
+    // It is not asked at the old address again, after a restart neither.
+    let refused = telegram.rejected().len();
+    operator.kill();
+    operator.restart();
+    bed.scale("web", 2).await;
+    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    assert_eq!(telegram.rejected().len(), refused);
+    let chats: Vec<_> = telegram.messages().iter().map(|message| message.chat_id).collect();
+    assert_eq!(chats, [OLD, NEW, NEW]);
+}
+
+#[tokio::test]
+async fn retry_after_is_kept_to_the_second() {
+    let bed = Bed::shared("later").await;
+    let telegram = bot_api();
+    let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    bed.telegram("chat", TOKEN, CHAT).await;
+    bed.ready("chat").await;
+    let body = json!({ "ok": false, "error_code": 429, "description": "Too Many Requests: retry after 3", "parameters": { "retry_after": 3 } });
+    let later = testbed::bot_api::Reply::status(http::StatusCode::TOO_MANY_REQUESTS).json(&body);
+    telegram.fault_next(1, testbed::bot_api::Fault::Instead(later));
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "chat").await;
+    let refused = until("the 429", SOON, async || Ok(telegram.rejected().first().cloned())).await.unwrap();
+    // Another chat is not held up.
+    telegram.add_chat(Chat::new(Kind::Private, 999).unwrap());
+    bed.telegram("other", TOKEN, 999).await;
+    bed.ready("other").await;
+    bed.delivered("replicas", &[("Created", Some("1"))]).await;
+    let messages = telegram.messages();
+    let at = |chat: i64, nth: usize| messages.iter().filter(|message| message.chat_id == chat).nth(nth).unwrap().at;
+    assert!(at(CHAT, 1) - refused.at >= Duration::from_secs(3), "{:?}", at(CHAT, 1) - refused.at);
+    assert!(at(999, 0) < at(CHAT, 1));
+    assert_eq!(telegram.rejected().len(), 1);
+    bed.ready("chat").await;
+}
+
+#[tokio::test]
+async fn acting_within_a_second_of_the_secret() {
+    let bed = Bed::shared("acting").await;
+    let telegram = bot_api();
+    // The product's own waits.
+    let settings = Settings::default().telegram(&telegram.url()).flag("--secret-wait-min=1s").flag("--secret-wait-max=30s");
+    let _operator = Operator::start(&bed, settings).await;
+    let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": "late", "key": "token" } });
+    bed.create::<ContactPoint>("late", json!({ "spec": spec })).await;
+    bed.not_ready("late", "SecretNotFound").await;
+    bed.secret("late", TOKEN).await;
+    let since = Instant::now();
+    bed.ready("late").await;
+    // One to two seconds by the rule; the rest is for a slow machine.
+    assert!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
+    assert_eq!(telegram.messages().len(), 1);
+}

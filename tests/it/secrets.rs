@@ -1,0 +1,146 @@
+//! Where Secrets are looked for, what is said of one that will not do, and what is not said.
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use quartermaster::api::ContactPoint;
+use rstest::rstest;
+use serde_json::{Value, json};
+use testbed::bot_api::{BotApi, Chat, Kind, Pace};
+use testbed::receiver::Receiver;
+
+use crate::support::{Bed, Operator, SYSTEM, Settings, TOKEN};
+
+fn bot_api() -> BotApi {
+    let telegram = BotApi::start().unwrap();
+    telegram.set_pace(Pace::unlimited());
+    telegram.add_token(TOKEN);
+    telegram.add_chat(Chat::new(Kind::Private, 1).unwrap());
+    telegram
+}
+
+fn telegram_spec(secret: &str, key: &str) -> Value {
+    let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": 1 }, "apiToken": { "secretName": secret, "key": key } });
+    json!({ "spec": spec })
+}
+
+fn words(point: &ContactPoint) -> String {
+    point.status.as_ref().unwrap().conditions[0].message.clone()
+}
+
+/// Base64, because not all of them are text.
+async fn secret_of(bed: &Bed, name: &str, bytes: &[u8]) {
+    let data = k8s_openapi::ByteString(bytes.to_vec());
+    bed.create::<Secret>(name, json!({ "data": { "token": data } })).await;
+}
+
+#[tokio::test]
+async fn a_token_that_is_none_is_named_but_not_shown() {
+    let bed = Bed::shared("tokens").await;
+    let telegram = bot_api();
+    let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    let cases: [(&str, &[u8], &str); 5] = [
+        ("newline", b"12345678:SECRETSECRETSECRET\n", "ends with a space or a newline"),
+        ("bytes", b"12345678:SECRET\xff\xfe", "not UTF-8"),
+        ("shape", b"SECRETSECRETSECRET", "digits, a colon"),
+        ("inner", b"12345678:SECRET\r\nSECRET", "digits, a colon"),
+        ("empty", b"", "digits, a colon"),
+    ];
+    for (name, bytes, said) in cases {
+        secret_of(&bed, name, bytes).await;
+        bed.create::<ContactPoint>(name, telegram_spec(name, "token")).await;
+        let point = bed.not_ready(name, "SecretInvalid").await;
+        assert!(!point.status.as_ref().unwrap().initialized, "no attempt was made");
+        let words = words(&point);
+        assert!(words.contains(said) && words.contains(&format!("{name:?}")) && !words.contains("SECRET"), "{words}");
+    }
+    assert!(telegram.rejected().is_empty());
+    bed.patch::<Secret>("newline", json!({ "stringData": { "token": TOKEN } })).await;
+    bed.ready("newline").await;
+
+    // A header's value has rules of its own.
+    let receiver = Receiver::start().unwrap();
+    secret_of(&bed, "header", b"SECRET\nX-Other: 1").await;
+    let spec = json!({
+        "type": "Webhook",
+        "webhookSpec": { "url": receiver.url(), "headerName": "X-Token" },
+        "apiToken": { "secretName": "header", "key": "token" },
+    });
+    bed.create::<ContactPoint>("header", json!({ "spec": spec })).await;
+    let words = words(&bed.not_ready("header", "SecretInvalid").await);
+    assert!(words.contains("newline") && !words.contains("SECRET"), "{words}");
+    assert!(receiver.requests().is_empty());
+}
+
+#[tokio::test]
+async fn a_missing_secret_or_key_says_where_it_was_looked_for() {
+    let bed = Bed::shared("missing").await;
+    let telegram = bot_api();
+    let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    bed.create::<ContactPoint>("cp", telegram_spec("bot", "token")).await;
+    let point = bed.not_ready("cp", "SecretNotFound").await;
+    assert!(!point.status.as_ref().unwrap().initialized);
+    let said = words(&point);
+    assert!(said.contains(&format!("{:?}", bed.namespace)) && said.contains(&format!("{SYSTEM:?}")), "{said}");
+    bed.create::<Secret>("bot", json!({ "stringData": { "tokem": TOKEN } })).await;
+    let said = words(&bed.not_ready("cp", "SecretKeyMissing").await);
+    assert!(said.contains("no key \"token\"; it has tokem"), "{said}");
+    assert_eq!(bed.event("cp", "SecretKeyMissing").await, said);
+    bed.patch::<Secret>("bot", json!({ "stringData": { "token": TOKEN } })).await;
+    bed.ready("cp").await;
+    assert_eq!(telegram.messages().len(), 1);
+}
+
+/// A Secret in the operator's namespace, taken away at the end.
+async fn shared_secret(bed: &Bed, name: &str, labels: Value, data: Value) -> Api<Secret> {
+    let api: Api<Secret> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let secret = json!({ "metadata": { "name": name, "labels": labels }, "stringData": data });
+    api.create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
+    api
+}
+
+#[rstest]
+#[case::telegram("telegram", [true, false, false])]
+#[case::labelled("labelled", [true, false, true])]
+#[case::off("off", [false, false, false])]
+#[tokio::test]
+async fn the_operators_secrets(#[case] mode: &str, #[case] ready: [bool; 3]) {
+    let bed = Bed::shared("shared").await;
+    let telegram = bot_api();
+    let receiver = Receiver::start().unwrap();
+    let settings = Settings::default().telegram(&telegram.url()).flag(&format!("--shared-secrets={mode}"));
+    let _operator = Operator::start(&bed, settings).await;
+    let name = |what: &str| format!("{}-{what}", bed.namespace);
+    let both = json!({ "token": TOKEN });
+    let secrets = shared_secret(&bed, &name("plain"), json!({}), both.clone()).await;
+    shared_secret(&bed, &name("marked"), json!({ "quartermaster.dev/shared": "true" }), both).await;
+    shared_secret(&bed, &name("bad"), json!({ "quartermaster.dev/shared": "true" }), json!({ "token": "no token" })).await;
+    let webhook = |secret: String| {
+        let webhook = json!({ "url": receiver.url(), "headerName": "X-Token" });
+        json!({ "spec": { "type": "Webhook", "webhookSpec": webhook, "apiToken": { "secretName": secret, "key": "token" } } })
+    };
+    bed.create::<ContactPoint>("telegram", telegram_spec(&name("plain"), "token")).await;
+    bed.create::<ContactPoint>("webhook-plain", webhook(name("plain"))).await;
+    bed.create::<ContactPoint>("webhook-marked", webhook(name("marked"))).await;
+    for (point, ready) in ["telegram", "webhook-plain", "webhook-marked"].into_iter().zip(ready) {
+        if ready {
+            bed.ready(point).await;
+        } else {
+            bed.not_ready(point, "SecretNotFound").await;
+        }
+    }
+
+    // There, without the key, without a token in it: all of it reads as if it were not there.
+    bed.create::<ContactPoint>("nowhere", telegram_spec(&name("nowhere"), "token")).await;
+    bed.create::<ContactPoint>("no-key", telegram_spec(&name("plain"), "other")).await;
+    bed.create::<ContactPoint>("no-token", telegram_spec(&name("bad"), "token")).await;
+    let mut said = Vec::new();
+    for (point, secret) in [("nowhere", "nowhere"), ("no-key", "plain"), ("no-token", "bad")] {
+        let words = words(&bed.not_ready(point, "SecretNotFound").await);
+        said.push(words.replace(&name(secret), "SECRET"));
+    }
+    assert!(said.iter().all(|words| *words == said[0]), "{said:#?}");
+    for what in ["plain", "marked", "bad"] {
+        secrets.delete(&name(what), &DeleteParams::default()).await.unwrap();
+    }
+}
