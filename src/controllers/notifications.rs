@@ -66,7 +66,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         resolver: Resolver::default(),
         events: manager.events(tracked_field::NAME),
         metrics: manager.metrics.clone(),
-        terms: Terms { max_age: timings.delivery_max_age, renew_event: timings.event_renewal },
+        terms: Terms { max_age: timings.delivery_max_age, renew_event: timings.event_renewal, resync: timings.resync },
         written: Written::default(),
         told: Mutex::new(HashMap::new()),
     });

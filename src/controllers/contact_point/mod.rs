@@ -182,7 +182,8 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                         self.outbox.open(&key);
                     }
                 }
-                Ok(Outcome::RequeueAfter(self.reread))
+                // Not all of them at once.
+                Ok(Outcome::RequeueAfter(self.reread.mul_f64(rand::random_range(1.0..1.2))))
             }
             Err(blocked) => {
                 let Some(reason) = blocked.reason() else { return Err(Error::ReadSecret(blocked)) };

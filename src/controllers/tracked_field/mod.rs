@@ -24,6 +24,7 @@ use crate::api::tracked_field::{Entry, Subject};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
 use crate::notify::queue::Outbox;
+use crate::runtime::cache::strip;
 use crate::runtime::events::Events;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
@@ -75,6 +76,8 @@ pub struct Terms {
     pub max_age: Duration,
     /// The Event that says why a `TrackedField` waits is written again after this.
     pub renew_event: Duration,
+    /// A target of which nothing certain was heard for this long is read.
+    pub resync: Duration,
 }
 
 /// The controller.
@@ -105,6 +108,10 @@ pub struct TrackedFields<T> {
     pub told: Mutex<HashMap<Key, (Waiting, Timestamp)>>,
 }
 
+fn subject(object: &TrackedField) -> Subject {
+    Subject::new(&object.spec.target, &object.spec.field)
+}
+
 /// What a `TrackedField` tracks, once its spec is understood.
 struct Tracked {
     target: TargetKey,
@@ -128,7 +135,8 @@ impl<T: Transport> TrackedFields<T> {
         let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else { return };
         let Some(resolved) = self.resolver.known(&object.spec.target) else { return };
         if let Ok(tracked) = self.tracked(object, &resolved) {
-            self.tracker.follow(&Key::of(object), &tracked.target, &field, tracked.shard);
+            let subject = subject(object);
+            self.tracker.follow(&Key::of(object), &subject, &tracked.target, &field, tracked.shard);
         }
     }
 
@@ -181,9 +189,9 @@ impl<T: Transport> TrackedFields<T> {
             Ok(tracked) => tracked,
             Err(waiting) => return Ok(Err(waiting)),
         };
-        self.tracker.follow(key, &tracked.target, &field, tracked.shard.clone());
+        self.tracker.follow(key, &subject(object), &tracked.target, &field, tracked.shard.clone());
         self.hub.ensure(&resolved.resource, resolved.namespaced);
-        if self.tracker.unread(key) {
+        if self.tracker.unread(key, self.terms.resync) {
             match tracked.api.get_opt(&target.name).await {
                 Ok(object) => self.tracker.read(key, object.as_ref()),
                 Err(kube::Error::Api(status)) if status.code == 403 => {
@@ -198,51 +206,52 @@ impl<T: Transport> TrackedFields<T> {
         Ok(Ok(tracked))
     }
 
-    /// Brings the status up to what was seen and sent. Gives the object as it then stands.
-    async fn record(&self, key: &Key, object: Arc<TrackedField>, held: bool) -> Result<Arc<TrackedField>, Error> {
-        let observations = self.tracker.observations(key);
-        let outcomes = self.outbox.outcomes(key);
+    /// Brings the status up to what was seen and sent. Gives the object as it then stands; none where another pass has
+    /// to look at it, because it is gone or its spec is another one.
+    async fn record(
+        &self,
+        key: &Key,
+        mut object: Arc<TrackedField>,
+        outcomes: &[(String, history::Outcome)],
+        held: bool,
+    ) -> Result<Option<Arc<TrackedField>>, Error> {
+        let subject = subject(&object);
+        let observations = self.tracker.observations(key, &subject);
         let in_flight = self.outbox.in_flight(key);
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
-        let mut object = object;
         loop {
-            let before = object.status.as_deref().unwrap_or_default();
-            let subject = Subject::new(&object.spec.target, &object.spec.field);
-            let now = Timestamp::now();
             let inputs = history::Inputs {
                 subject: &subject,
                 observations: &observations,
-                outcomes: &outcomes,
+                outcomes,
                 in_flight: &in_flight,
                 held,
                 limit: object.spec.history_limit,
                 max_age: self.terms.max_age,
-                now,
+                now: Timestamp::now(),
             };
+            let before = object.status.as_deref().unwrap_or_default();
             let changes = history::next(before, &inputs, || Uuid::now_v7().to_string());
             if changes.changed {
                 match apply::status(&api, MANAGER, object.as_ref(), &changes.history).await {
                     Ok(written) => object = self.written.wrote(key, written),
                     Err(kube::Error::Api(status)) if status.code == 409 => {
                         debug!("the object changed in the meantime; its history is computed again");
-                        let Some(mut newer) = api.get_opt(&key.name).await.map_err(Error::WriteStatus)? else {
-                            return Ok(object);
-                        };
-                        if newer.uid() != object.uid() {
-                            // Another object of that name: a pass of its own looks at it.
-                            return Ok(object);
-                        }
-                        crate::runtime::cache::strip(&mut newer);
+                        let newer = api.get_opt(&key.name).await.map_err(Error::WriteStatus)?;
+                        let same =
+                            |newer: &TrackedField| newer.uid() == object.uid() && self::subject(newer) == subject;
+                        let Some(mut newer) = newer.filter(same) else { return Ok(None) };
+                        strip(&mut newer);
                         object = Arc::new(newer);
                         continue;
                     }
-                    Err(kube::Error::Api(status)) if status.code == 404 => return Ok(object),
+                    Err(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
                     Err(error) => return Err(Error::WriteStatus(error)),
                 }
             }
-            self.tracker.recorded(key);
+            self.tracker.recorded(key, &subject);
             self.tell(&object, &changes);
-            return Ok(object);
+            return Ok(Some(object));
         }
     }
 
@@ -345,13 +354,16 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             return Ok(Outcome::Done);
         }
         let tracked = self.track(&key, &object).await?;
+        if tracked.as_ref().is_err_and(|waiting| !matches!(waiting, Waiting::Forbidden { .. })) {
+            self.tracker.forget(&key);
+        }
         let point_key = Key::new(&key.namespace, &object.spec.contact_point);
         let point = self.points.get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
         let suspended = object.spec.suspend.unwrap_or_default();
         let held = suspended || point.as_ref().is_some_and(|point| point.spec.suspend.unwrap_or_default());
 
         let outcomes = self.outbox.outcomes(&key);
-        let object = self.record(&key, object, held).await?;
+        let Some(object) = self.record(&key, object, &outcomes, held).await? else { return Ok(Outcome::Done) };
         // Offered before the outcomes are given back: the line goes on with what the status now says.
         if suspended {
             self.outbox.withdraw(&key, false);
@@ -374,6 +386,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         if asked_again {
             return Ok(Outcome::Waiting);
         }
-        Ok([expires, renew].into_iter().flatten().min().map_or(Outcome::Done, Outcome::RequeueAfter))
+        let resync = self.terms.resync.mul_f64(rand::random_range(1.0..1.2));
+        Ok(Outcome::RequeueAfter([expires, renew].into_iter().flatten().fold(resync, Duration::min)))
     }
 }

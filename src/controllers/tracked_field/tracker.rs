@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -12,6 +13,7 @@ use tracing::warn;
 use super::field::{Field, Observed};
 use super::history::{Observation, ObservationBuffer, State};
 use crate::api::TrackedField;
+use crate::api::tracked_field::Subject;
 use crate::runtime::Key;
 use crate::runtime::reconciler::Trigger;
 use crate::runtime::watch_hub::{self, Observer, ResourceName};
@@ -59,12 +61,16 @@ pub enum Trouble {
 }
 
 struct Follower {
+    /// What its observations are of: a pass over an older or newer spec must not record them.
+    subject: Subject,
     target: TargetKey,
     field: Field,
     /// Shown by the watch since it last began to list.
     seen: bool,
     /// Followed from the middle of a watch: its present state has to be read once.
     unread: bool,
+    /// When its state was last known for certain, from a list or a read.
+    certain: Instant,
     newest: Option<Newest>,
     buffer: ObservationBuffer,
     /// Handed to a pass that has not yet recorded them.
@@ -89,20 +95,22 @@ impl Tracker {
     }
 
     /// Follows `field` of `target` for `key`, in place of what was followed for it before.
-    pub fn follow(&self, key: &Key, target: &TargetKey, field: &Field, shard: Option<String>) {
+    pub fn follow(&self, key: &Key, subject: &Subject, target: &TargetKey, field: &Field, shard: Option<String>) {
         let mut state = self.state();
         if let Some(follower) = state.followers.get(key) {
-            if follower.target == *target && follower.field == *field {
+            if follower.subject == *subject && follower.target == *target && follower.field == *field {
                 return;
             }
             state.forget(key);
         }
         let unread = state.watches.get(&(target.resource.clone(), shard)).is_some_and(|watch| watch.begun);
         let follower = Follower {
+            subject: subject.clone(),
             target: target.clone(),
             field: field.clone(),
             seen: false,
             unread,
+            certain: Instant::now(),
             newest: None,
             buffer: ObservationBuffer::default(),
             in_hand: Vec::new(),
@@ -121,9 +129,11 @@ impl Tracker {
         self.state().targets.keys().any(|target| target.resource == *resource)
     }
 
-    /// Whether the target's present state has to be read, because the watch may have shown it already.
-    pub fn unread(&self, key: &Key) -> bool {
-        self.state().followers.get(key).is_some_and(|follower| follower.unread)
+    /// Whether the target's present state has to be read: the watch may have shown it already, or has not said anything
+    /// certain for longer than `trusted` (a watch may miss something, deletions above all).
+    pub fn unread(&self, key: &Key, trusted: Duration) -> bool {
+        let state = self.state();
+        state.followers.get(key).is_some_and(|follower| follower.unread || follower.certain.elapsed() > trusted)
     }
 
     /// The target's present state, as read: `None` is an object that does not exist.
@@ -131,25 +141,27 @@ impl Tracker {
         let mut state = self.state();
         let Some(follower) = state.followers.get_mut(key) else { return };
         follower.unread = false;
+        follower.certain = Instant::now();
         match object {
             Some(object) => follower.present(object),
             None => follower.absent(None),
         };
     }
 
-    /// What is to be recorded for `key`, oldest first. The same again, and what came since, until it is
-    /// [`recorded`](Tracker::recorded).
-    pub fn observations(&self, key: &Key) -> Vec<Observation> {
+    /// What is to be recorded for `key`, if it is `subject` that is followed: oldest first, and the same again with what
+    /// came since, until it is [`recorded`](Tracker::recorded).
+    pub fn observations(&self, key: &Key, subject: &Subject) -> Vec<Observation> {
         let mut state = self.state();
-        let Some(follower) = state.followers.get_mut(key) else { return Vec::new() };
+        let follower = state.followers.get_mut(key).filter(|follower| follower.subject == *subject);
+        let Some(follower) = follower else { return Vec::new() };
         let new = follower.buffer.drain();
         follower.in_hand.extend(new);
         follower.in_hand.clone()
     }
 
     /// What was handed out for `key` stands in its history.
-    pub fn recorded(&self, key: &Key) {
-        if let Some(follower) = self.state().followers.get_mut(key) {
+    pub fn recorded(&self, key: &Key, subject: &Subject) {
+        if let Some(follower) = self.state().followers.get_mut(key).filter(|follower| follower.subject == *subject) {
             follower.in_hand.clear();
         }
     }
@@ -285,6 +297,9 @@ impl Observer for Tracker {
             watches.entry((resource.clone(), shard.map(str::to_owned))).or_default().trouble.take().is_some();
         for (key, follower) in followers {
             let here = follower.target.resource == *resource && in_shard(&follower.target, shard);
+            if here && !follower.unread {
+                follower.certain = Instant::now();
+            }
             // One that is unread was followed in mid-list: that it was not seen says nothing.
             let gone = here && !follower.seen && !follower.unread && follower.absent(None);
             if gone || (here && recovered) {

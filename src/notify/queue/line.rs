@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use super::{Patience, Standing};
 use crate::api::TrackedField;
-use crate::notify::{Endpoint, Failure, Item, Sent};
+use crate::notify::{Endpoint, Failure, Item, Sent, StopReason};
 use crate::runtime::Key;
 use crate::runtime::backoff::Series;
 
@@ -116,7 +116,10 @@ impl Line {
             }
         };
         self.not_before = Some(now + delay);
-        let news = self.standing.as_ref() != Some(&standing);
+        // Each 401 has the Secret read again: it may have been mended.
+        let unauthorized =
+            matches!(standing, Standing::Stopped { reason, .. } if reason == StopReason::Unauthorized.as_str());
+        let news = unauthorized || self.standing.as_ref() != Some(&standing);
         self.standing = Some(standing);
         news
     }

@@ -210,7 +210,7 @@ fn a_stopped_receiver_is_tried_with_the_oldest_message_or_the_test_message() {
     let mut line = Line::open();
     line.offer("a", &["1", "2"]);
     let request = line.take().unwrap();
-    let stop = || Failure::Stop { reason: StopReason::Unauthorized, message: "401".into() };
+    let stop = || Failure::Stop { reason: StopReason::Forbidden, message: "403".into() };
     assert!(line.answer(&request, Err(stop())).point);
     assert!(line.waits());
     assert!(line.lines.in_flight(&key("a")).is_empty(), "it was refused: it is not in the air");
