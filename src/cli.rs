@@ -189,7 +189,7 @@ pub struct RunArgs {
 pub enum SharedSecrets {
     /// Telegram ones: their token goes to the configured Bot API alone
     Telegram,
-    /// Also Webhook ones, if the Secret is annotated quartermaster.dev/shared: "true"
+    /// Also Webhook ones, if the Secret is labelled quartermaster.dev/shared: "true"
     Labelled,
     /// None
     Off,

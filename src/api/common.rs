@@ -14,7 +14,7 @@ pub const REQUESTED_AT: &str = "quartermaster.dev/requested-at";
 pub const SCHEMA: &str = "quartermaster.dev/schema";
 /// Annotation of a `TrackedField`: why it waits. Its status is a list and has no room for conditions.
 pub const WAITING: &str = "quartermaster.dev/waiting";
-/// Annotation of a Secret in the operator's namespace that Webhook contact points of other namespaces may use.
+/// Label of a Secret in the operator's namespace that Webhook contact points of other namespaces may use.
 pub const SHARED: &str = "quartermaster.dev/shared";
 
 /// One key of a Secret, by name.

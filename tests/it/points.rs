@@ -49,7 +49,11 @@ async fn one_test_message_for_each_endpoint() {
 
     // A label, a suspension and its end, passes on request and by the clock, a restart: no news to the receiver.
     bed.patch::<ContactPoint>("hook", json!({ "metadata": { "labels": { "a": "b" } } })).await;
-    bed.patch::<ContactPoint>("hook", json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "1" } } })).await;
+    bed.patch::<ContactPoint>(
+        "hook",
+        json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "1" } } }),
+    )
+    .await;
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } })).await;
     bed.scale("web", 2).await;
     let words = bed.waiting("replicas", "ContactPointNotReady: ").await;
@@ -66,7 +70,8 @@ async fn one_test_message_for_each_endpoint() {
 
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "headers": { "X-More": "1" } } } })).await;
     receiver.wait_for(SOON, |_| tests() == 2).await.unwrap();
-    bed.patch::<k8s_openapi::api::core::v1::Secret>("token", json!({ "stringData": { "token": "second-token" } })).await;
+    bed.patch::<k8s_openapi::api::core::v1::Secret>("token", json!({ "stringData": { "token": "second-token" } }))
+        .await;
     receiver.wait_for(SOON, |_| tests() == 3).await.unwrap();
     assert_eq!(taken(&receiver).last().unwrap().header("x-token"), Some("second-token"));
     bed.scale("web", 4).await;
@@ -216,7 +221,8 @@ async fn acting_within_a_second_of_the_secret() {
     let bed = Bed::shared("acting").await;
     let telegram = bot_api();
     // The product's own waits.
-    let settings = Settings::default().telegram(&telegram.url()).flag("--secret-wait-min=1s").flag("--secret-wait-max=30s");
+    let settings =
+        Settings::default().telegram(&telegram.url()).flag("--secret-wait-min=1s").flag("--secret-wait-max=30s");
     let _operator = Operator::start(&bed, settings).await;
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": "late", "key": "token" } });
     bed.create::<ContactPoint>("late", json!({ "spec": spec })).await;

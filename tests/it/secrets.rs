@@ -114,7 +114,8 @@ async fn the_operators_secrets(#[case] mode: &str, #[case] ready: [bool; 3]) {
     let both = json!({ "token": TOKEN });
     let secrets = shared_secret(&bed, &name("plain"), json!({}), both.clone()).await;
     shared_secret(&bed, &name("marked"), json!({ "quartermaster.dev/shared": "true" }), both).await;
-    shared_secret(&bed, &name("bad"), json!({ "quartermaster.dev/shared": "true" }), json!({ "token": "no token" })).await;
+    shared_secret(&bed, &name("bad"), json!({ "quartermaster.dev/shared": "true" }), json!({ "token": "no token" }))
+        .await;
     let webhook = |secret: String| {
         let webhook = json!({ "url": receiver.url(), "headerName": "X-Token" });
         json!({ "spec": { "type": "Webhook", "webhookSpec": webhook, "apiToken": { "secretName": secret, "key": "token" } } })
