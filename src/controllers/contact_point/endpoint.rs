@@ -1,6 +1,7 @@
 //! From a `ContactPoint` and its Secrets to an endpoint that can be sent to.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -111,7 +112,7 @@ async fn telegram(secrets: &mut Secrets<'_>) -> Result<Chat, Blocked> {
     };
     let token = secrets.value(reference).await?;
     Chat::new(&token.0, chat, spec.message_thread_id, spec.disable_notification.unwrap_or_default())
-        .map_err(|error| invalid(reference, &error))
+        .map_err(|error| secrets.invalid(reference, &error))
 }
 
 async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
@@ -122,7 +123,7 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
         .as_ref()
         .ok_or_else(|| Blocked::SpecInvalid("type Webhook needs spec.webhookSpec with url or urlFrom".into()))?;
     let url = match &spec.url_from {
-        Some(reference) => text(&secrets.value(reference).await?, reference)?,
+        Some(reference) => secrets.text(reference).await?,
         None if spec.url.is_empty() => {
             return Err(Blocked::SpecInvalid("type Webhook needs spec.webhookSpec.url or urlFrom".into()));
         }
@@ -130,13 +131,12 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
     };
     let token = match (&point.spec.api_token, spec.header_name.as_str()) {
         (_, "") | (None, _) => None,
-        (Some(reference), header) => Some((header.to_owned(), text(&secrets.value(reference).await?, reference)?)),
+        (Some(reference), header) => Some((header.to_owned(), secrets.text(reference).await?)),
     };
     let signing_key = match &spec.signing_key {
         Some(reference) => {
-            let key =
-                SigningKey::new(&secrets.value(reference).await?.0).map_err(|error| invalid(reference, &error))?;
-            Some(key)
+            let key = secrets.value(reference).await?;
+            Some(SigningKey::new(&key.0).map_err(|error| secrets.invalid(reference, &error))?)
         }
         None => None,
     };
@@ -144,9 +144,9 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
         Some(tls) => {
             let secret = secrets.secret(&tls.secret_name).await?;
             let part = |key: &str| secret.data.get(key).map(|bytes| bytes.0.as_slice());
-            let tls = Tls::new(part("ca.crt"), part("tls.crt"), part("tls.key"))
-                .map_err(|error| Blocked::SecretInvalid(format!("Secret {:?}: {error}", tls.secret_name)))?;
-            Some(tls)
+            let name = &tls.secret_name;
+            let tls = Tls::new(part("ca.crt"), part("tls.crt"), part("tls.key"));
+            Some(tls.map_err(|error| secrets.unusable(name, format!("Secret {name:?}: {error}")))?)
         }
         None => None,
     };
@@ -155,10 +155,9 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
             .map_err(|error| Blocked::SpecInvalid(format!("spec.webhookSpec.body is no template: {error}")))?;
     }
     let timeout = spec.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
-    let from_secret = spec.url_from.is_some();
     Hook::new(Parts {
         url,
-        url_is_secret: from_secret,
+        url_is_secret: spec.url_from.is_some(),
         token,
         headers: spec.headers.clone(),
         body: spec.body.as_deref().map(Arc::from),
@@ -167,19 +166,12 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
         timeout,
         tls,
     })
-    .map_err(|error| match (error.field, from_secret) {
-        ("apiToken" | "urlFrom", _) => Blocked::SecretInvalid(error.to_string()),
+    .map_err(|error| match (error.field, &point.spec.api_token, &spec.url_from) {
+        ("apiToken", Some(reference), _) | ("urlFrom", _, Some(reference)) => {
+            secrets.invalid(reference, &error.message)
+        }
         _ => Blocked::SpecInvalid(format!("spec.webhookSpec.{error}")),
     })
-}
-
-fn invalid(reference: &SecretKey, error: &dyn std::fmt::Display) -> Blocked {
-    Blocked::SecretInvalid(format!("key {:?} of Secret {:?}: {error}", reference.key, reference.secret_name))
-}
-
-fn text(value: &ByteString, reference: &SecretKey) -> Result<SecretString, Blocked> {
-    let text = std::str::from_utf8(&value.0).map_err(|_| invalid(reference, &"it is not UTF-8"))?;
-    Ok(text.into())
 }
 
 /// The Secrets of one contact point, each read once.
@@ -228,6 +220,27 @@ impl Secrets<'_> {
                     if keys.is_empty() { "none".into() } else { keys.join(", ") }
                 )))
             }
+        }
+    }
+
+    /// The value of one key, as text.
+    async fn text(&mut self, reference: &SecretKey) -> Result<SecretString, Blocked> {
+        let value = self.value(reference).await?;
+        let text = std::str::from_utf8(&value.0).map_err(|_| self.invalid(reference, &"it is not UTF-8"))?;
+        Ok(text.into())
+    }
+
+    /// What a key holds is not what it should be.
+    fn invalid(&self, reference: &SecretKey, error: &dyn fmt::Display) -> Blocked {
+        let SecretKey { secret_name, key } = reference;
+        self.unusable(secret_name, format!("key {key:?} of Secret {secret_name:?}: {error}"))
+    }
+
+    /// A Secret that was read will not do. Of the operator's own nothing is told, not even that it is there.
+    fn unusable(&self, name: &str, words: String) -> Blocked {
+        match self.read.get(name) {
+            Some(found) if found.shared => self.not_found(name),
+            _ => Blocked::SecretInvalid(words),
         }
     }
 

@@ -13,7 +13,7 @@ use super::{ACCOUNT, Bed, SOON, SYSTEM};
 /// How an operator is started. The defaults suit most tests: one namespace, no election, short waits.
 #[derive(Clone, Default)]
 pub struct Settings {
-    /// Further flags; of two of one name the last one counts.
+    /// Further flags; one that this module gives too takes its place.
     pub flags: Vec<String>,
     /// In place of the one that reaches the apiserver with the `ServiceAccount`'s rights.
     pub kubeconfig: Option<PathBuf>,
@@ -88,6 +88,9 @@ impl Operator {
         if !settings.whole_cluster {
             flags.push(format!("--watch-namespace={}", bed.namespace));
         }
+        // What the test gives takes the place of ours.
+        let name = |flag: &str| flag.split('=').next().unwrap_or_default().to_owned();
+        flags.retain(|flag| !settings.flags.iter().any(|given| name(given) == name(flag)));
         flags.extend(settings.flags);
         let folder = Folder::new().unwrap();
         let child = spawn(&kubeconfig, &flags, &folder, 1);
