@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use kube::config::Kubeconfig;
 use testbed::bot_api::{BotApi, Chat, Kind};
 use testbed::control_plane::kubeconfig;
-use testbed::receiver::Receiver;
+use testbed::receiver::{Receiver, Request};
 use testbed::{ControlPlane, Options, process};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -111,14 +111,10 @@ fn start_receivers(token: &str, chat: i64, urls_out: &Path) -> Result<(BotApi, R
     let telegram = BotApi::start()?;
     telegram.add_token(token);
     telegram.add_chat(Chat::new(Kind::Private, chat)?);
-    telegram.on_message(|message| say("Telegram", &message.chat_id, &message.text));
-    telegram.on_rejected(|rejected| say("Telegram", &"refused", &rejected.description));
+    telegram.on_message(|message| say(&format!("Telegram, chat {}", message.chat_id), &message.text));
+    telegram.on_rejected(|rejected| say("Telegram refused a request", &rejected.description));
     let webhook = Receiver::start()?;
-    webhook.on_request(|request| {
-        let headers =
-            ["ce-type", "ce-id", "idempotency-key"].map(|name| request.header(name).unwrap_or("-").to_owned());
-        say("Webhook", &headers.join(" "), &request.text());
-    });
+    webhook.on_request(|request| say(&format!("Webhook, {} {}", request.method, request.path), &shown(request)));
     let urls = format!("TELEGRAM_API_URL={}\nWEBHOOK_URL={}\n", telegram.url(), webhook.url());
     // Whoever waits for the file must find all of it.
     let part = urls_out.with_extension("part");
@@ -126,9 +122,19 @@ fn start_receivers(token: &str, chat: i64, urls_out: &Path) -> Result<(BotApi, R
     Ok((telegram, webhook))
 }
 
-fn say(who: &str, what: &dyn std::fmt::Display, text: &str) {
-    let text = text.replace('\n', "\n    | ");
-    println!("  >> {who} ({what}):\n    | {text}");
+/// The headers that say what a webhook's body is and prove where it is from, and the body. Other headers stay out: one
+/// of them carries a token.
+fn shown(request: &Request) -> String {
+    let told = |name: &&str| name.starts_with("ce-") || name.starts_with("webhook-") || *name == "idempotency-key";
+    let names = request.headers.keys().map(http::HeaderName::as_str).filter(told);
+    let mut text: String = names.filter_map(|name| Some(format!("{name}: {}\n", request.header(name)?))).collect();
+    let body = request.json().and_then(|json| serde_json::to_string_pretty(&json));
+    text.push_str(&body.unwrap_or_else(|_| request.text()));
+    text
+}
+
+fn say(who: &str, text: &str) {
+    println!("{who}\n| {}", text.trim_end().replace('\n', "\n| "));
 }
 
 /// What ends a command that stays.
