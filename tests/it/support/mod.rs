@@ -3,6 +3,8 @@
 #![allow(dead_code)] // each test uses some of it
 
 use std::fmt::Debug;
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
@@ -55,10 +57,30 @@ pub async fn install(plane: &ControlPlane) {
     .unwrap();
 }
 
+/// A control plane: the one that tests share, or one that ends with its last user.
+#[derive(Clone)]
+pub enum Plane {
+    /// It lasts as long as the process.
+    Shared(&'static ControlPlane),
+    /// It lasts as long as its clones.
+    Own(Arc<ControlPlane>),
+}
+
+impl Deref for Plane {
+    type Target = ControlPlane;
+
+    fn deref(&self) -> &ControlPlane {
+        match self {
+            Self::Shared(plane) => plane,
+            Self::Own(plane) => plane,
+        }
+    }
+}
+
 /// A namespace of a test's own on a control plane where everything is installed.
 pub struct Bed {
     /// The control plane.
-    pub plane: &'static ControlPlane,
+    pub plane: Plane,
     /// The admin's client.
     pub client: Client,
     /// The namespace.
@@ -71,19 +93,23 @@ impl Bed {
         static INSTALLED: OnceCell<()> = OnceCell::const_new();
         let plane = testbed::shared().await.unwrap();
         INSTALLED.get_or_init(|| install(plane)).await;
-        Self::on(plane, name).await
+        Self::on(Plane::Shared(plane), name).await
     }
 
-    /// A new namespace on a control plane of the test's own, which lasts as long as the process.
+    /// A new namespace on a control plane of the test's own.
     pub async fn own(name: &str) -> Self {
-        let plane: &'static ControlPlane =
-            Box::leak(Box::new(ControlPlane::start(testbed::Options::default()).await.unwrap()));
-        install(plane).await;
-        Self::on(plane, name).await
+        Self::own_with(testbed::Options::default(), name).await
+    }
+
+    /// The same, on a control plane that runs what the test asks for.
+    pub async fn own_with(options: testbed::Options, name: &str) -> Self {
+        let plane = ControlPlane::start(options).await.unwrap();
+        install(&plane).await;
+        Self::on(Plane::Own(Arc::new(plane)), name).await
     }
 
     /// A new namespace on `plane`.
-    pub async fn on(plane: &'static ControlPlane, name: &str) -> Self {
+    pub async fn on(plane: Plane, name: &str) -> Self {
         let client = plane.client().await.unwrap();
         let namespace = format!("{name}-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
         let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": namespace } })).unwrap();

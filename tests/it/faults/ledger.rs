@@ -1,0 +1,97 @@
+//! Every entry that ever stood in a status, as a watch of the test's own shows them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use kube::ResourceExt as _;
+use kube::runtime::watcher::{Config, Event};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use quartermaster::api::TrackedField;
+use quartermaster::api::tracked_field::Entry;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use super::told::Told;
+use crate::support::Bed;
+
+/// Keeps what every status ever held, from its start to its drop.
+pub struct Ledger {
+    seen: Arc<Mutex<BTreeMap<String, Seen>>>,
+    _watch: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// In the order in which they stood, each as it stood last.
+    entries: Vec<Entry>,
+    places: HashMap<String, usize>,
+    largest: usize,
+}
+
+impl Ledger {
+    /// Watches the `TrackedField`s of the test's namespace.
+    pub fn open(bed: &Bed) -> Self {
+        let seen = Arc::<Mutex<BTreeMap<String, Seen>>>::default();
+        let (api, notes) = (bed.api::<TrackedField>(), Arc::clone(&seen));
+        let mut watch = JoinSet::new();
+        watch.spawn(async move {
+            let mut events = std::pin::pin!(watcher(api, Config::default()).default_backoff());
+            while let Some(event) = events.next().await {
+                if let Ok(Event::Apply(field) | Event::InitApply(field)) = event {
+                    let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
+                    notes.entry(field.name_any()).or_default().note(field.status.unwrap_or_default());
+                }
+            }
+        });
+        Self { seen, _watch: watch }
+    }
+
+    /// The entries of each `TrackedField`, in order.
+    pub fn fields(&self) -> BTreeMap<String, Vec<Entry>> {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.iter().map(|(field, seen)| (field.clone(), seen.entries.clone())).collect()
+    }
+
+    /// Length of the longest status that this `TrackedField` had, in bytes of JSON.
+    pub fn largest(&self, field: &str) -> usize {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).get(field).map_or(0, |seen| seen.largest)
+    }
+
+    /// Ids of entries that no receiver took.
+    pub fn untold(&self, told: &[Told]) -> Vec<String> {
+        let taken = told.iter().filter(|request| request.taken).flat_map(|request| &request.entries);
+        let taken: HashSet<&str> = taken.map(|entry| entry.id.as_str()).collect();
+        let entries = self.fields().into_values().flatten();
+        entries.filter_map(|entry| entry.id).filter(|id| !taken.contains(id.as_str())).collect()
+    }
+}
+
+impl Seen {
+    fn note(&mut self, status: Vec<Entry>) {
+        self.largest = self.largest.max(serde_json::to_vec(&status).unwrap().len());
+        for entry in status {
+            let id = entry.id.clone().unwrap();
+            match self.places.get(&id) {
+                Some(at) => self.entries[*at] = entry,
+                None => {
+                    self.places.insert(id, self.entries.len());
+                    self.entries.push(entry);
+                }
+            }
+        }
+    }
+}
+
+/// When an entry was made, since the epoch: its id says to the millisecond.
+pub fn made(entry: &Entry) -> Duration {
+    let id = Uuid::parse_str(entry.id.as_deref().unwrap()).unwrap();
+    let (seconds, nanoseconds) = id.get_timestamp().unwrap().to_unix();
+    Duration::new(seconds, nanoseconds)
+}
+
+/// The version of the resource that an entry tells of.
+pub fn version(entry: &Entry) -> u64 {
+    entry.resource_version.as_deref().unwrap().parse().unwrap()
+}

@@ -1,0 +1,115 @@
+//! What must hold when processes are killed, connections cut, answers lost and receivers down.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use testbed::Options;
+use testbed::proxy::Proxy;
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use self::ledger::Ledger;
+use self::told::{Told, told};
+use crate::support::{ACCOUNT, Bed, SYSTEM};
+
+mod apiserver;
+mod kills;
+mod ledger;
+mod replicas;
+mod told;
+mod watches;
+
+/// How long the operator may take to catch up with all that a test did to it.
+const CAUGHT_UP: Duration = Duration::from_secs(90);
+
+/// A control plane of etcd and apiserver alone: Deployments are made by the thousand here, and nobody needs their Pods.
+async fn bare(name: &str) -> Bed {
+    let bed = Bed::own_with(Options::apiserver_only(), name).await;
+    // The controller-manager would aggregate these rights into those of the operator.
+    let config_maps = ["create", "clusterrole", "track-configmaps", "--verb=get,list,watch", "--resource=configmaps"];
+    bed.plane.run_kubectl(&config_maps, "").await.unwrap();
+    for role in ["quartermaster-tracker-targets-role", "track-configmaps"] {
+        let (role, account) = (format!("--clusterrole={role}"), format!("--serviceaccount={SYSTEM}:{ACCOUNT}"));
+        bed.plane.run_kubectl(&["create", "clusterrolebinding", &role[14..], &role, &account], "").await.unwrap();
+    }
+    bed
+}
+
+/// A proxy in front of the apiserver, and a kubeconfig that leads the operator through it.
+async fn through(bed: &Bed) -> (Proxy, PathBuf) {
+    let direct = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
+    let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
+    let file = direct.with_extension("proxied");
+    proxy.write_kubeconfig(&direct, &file).unwrap();
+    (proxy, file)
+}
+
+/// Waits until the receiver took every entry that ever stood in a status, and every status says so.
+async fn caught_up(bed: &Bed, ledger: &Ledger, receiver: &Receiver, newest: &HashMap<String, String>) {
+    let caught_up = until("every entry is delivered, the newest values among them", CAUGHT_UP, async || {
+        for (field, version) in newest {
+            let history = bed.history(field).await;
+            let last = history.last().and_then(|entry| entry.value.as_deref());
+            anyhow::ensure!(last == Some(version), "{field} ends with {last:?}, not {version}");
+            let waiting = history.iter().filter(|entry| entry.is_pending()).count();
+            anyhow::ensure!(waiting == 0, "{field}: {waiting} entries wait");
+        }
+        let untold = ledger.untold(&told(receiver));
+        anyhow::ensure!(untold.is_empty(), "never told, though they stood in a status: {untold:?}");
+        Ok(Some(()))
+    });
+    caught_up.await.unwrap();
+}
+
+/// Each field's entries came in the order in which they stood in its status.
+fn assert_order(ledger: &Ledger, told: &[Told]) {
+    for (field, entries) in ledger.fields() {
+        let stood: Vec<&str> = entries.iter().filter_map(|entry| entry.id.as_deref()).collect();
+        let mut came: Vec<&str> = Vec::new();
+        for entry in told.iter().flat_map(|request| &request.entries).filter(|entry| entry.field == field) {
+            if !came.contains(&entry.id.as_str()) {
+                came.push(&entry.id);
+            }
+        }
+        assert_eq!(came, stood, "the order of {field}");
+    }
+}
+
+/// No entry was told twice.
+fn assert_no_repeats(told: &[Told]) {
+    let mut times: HashMap<&str, usize> = HashMap::new();
+    for entry in told.iter().flat_map(|request| &request.entries) {
+        *times.entry(&entry.id).or_default() += 1;
+    }
+    times.retain(|_, times| *times > 1);
+    assert!(times.is_empty(), "told more than once: {times:?}");
+}
+
+/// An entry is told again only when its sender died, or froze, with the request that carried it: the last one that it
+/// sent to that contact point. Senders are called `life-1`, `life-2` and so on. Gives how many entries were told again.
+fn assert_repeats_bounded(told: &[Told]) -> usize {
+    let mut last: HashMap<(&str, &str), usize> = HashMap::new();
+    for (at, request) in told.iter().enumerate() {
+        last.insert((&request.path, &request.sender), at);
+    }
+    let life = |at: usize| -> usize { told[at].sender["life-".len()..].parse().unwrap() };
+    let mut came: HashMap<&str, usize> = HashMap::new();
+    let mut repeated = 0;
+    for (at, request) in told.iter().enumerate() {
+        for entry in &request.entries {
+            let Some(before) = came.insert(&entry.id, at) else { continue };
+            assert_ne!(life(before), life(at), "told twice by one sender: {entry:?}");
+            // What a frozen sender had under way comes after its successor's.
+            let older = if life(before) < life(at) { before } else { at };
+            let sender = told[older].sender.as_str();
+            assert_eq!(
+                last[&(request.path.as_str(), sender)],
+                older,
+                "{entry:?} was told again, but {sender} went on after it had told of it"
+            );
+            repeated += 1;
+        }
+    }
+    repeated
+}

@@ -1,0 +1,192 @@
+//! Two replicas, one of which acts: the leader is frozen past its lease, or told to stop.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use super::ledger::Ledger;
+use super::told::told;
+use super::{assert_no_repeats, assert_order, assert_repeats_bounded, bare, caught_up};
+use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
+
+const FIELDS: usize = 12;
+const POINTS: usize = 3;
+const ROUNDS: usize = 3;
+/// Another account with the same rights: the audit log then tells the replicas apart.
+const OTHER: &str = "quartermaster-other";
+
+struct Scene {
+    receiver: Receiver,
+    ledger: Ledger,
+    bed: Bed,
+}
+
+async fn scene(name: &str) -> Scene {
+    let bed = bare(name).await;
+    let receiver = Receiver::start().unwrap();
+    for point in 0..POINTS {
+        bed.webhook(&format!("point-{point}"), &format!("{}/point-{point}", receiver.url())).await;
+    }
+    for field in 0..FIELDS {
+        let name = field_name(field);
+        bed.deployment(&name, 1).await;
+        bed.track(&name, "Deployment", &name, "replicas", &format!("point-{}", field % POINTS)).await;
+    }
+    let account = format!("--serviceaccount={SYSTEM}:{OTHER}");
+    let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
+    kubectl(&["-n", SYSTEM, "create", "serviceaccount", OTHER]).await;
+    for role in ["quartermaster-manager-role", "quartermaster-tracker-targets-role"] {
+        let name = format!("other-{role}");
+        kubectl(&["create", "clusterrolebinding", &name, &format!("--clusterrole={role}"), &account]).await;
+    }
+    let role = "--role=quartermaster-leader-election-role";
+    kubectl(&["-n", SYSTEM, "create", "rolebinding", "other-leader-election", role, &account]).await;
+    let ledger = Ledger::open(&bed);
+    Scene { receiver, ledger, bed }
+}
+
+fn field_name(field: usize) -> String {
+    format!("field-{field}")
+}
+
+impl Scene {
+    /// Starts replica number `life`: they take turns with the two accounts.
+    async fn replica(&self, life: usize) -> Operator {
+        let file = self.bed.plane.kubeconfig_for_service_account(SYSTEM, account(life)).await.unwrap();
+        let mut settings = Settings::default().kubeconfig(file).flag(&format!("--cluster-name=life-{life}"));
+        // A lease ends soon; what is under way at a shutdown has time also on a slow machine.
+        for flag in [
+            "--leader-elect",
+            "--lease-duration=3s",
+            "--lease-renew-deadline=2s",
+            "--lease-retry-period=200ms",
+            "--drain=10s",
+        ] {
+            settings = settings.flag(flag);
+        }
+        Operator::start(&self.bed, settings).await
+    }
+
+    /// Changes fields one after the other until `enough`. Gives the newest values.
+    async fn write(&self, enough: &AtomicBool) -> HashMap<String, String> {
+        let mut newest = HashMap::new();
+        for replicas in 2.. {
+            for field in (0..FIELDS).map(field_name) {
+                self.bed.scale(&field, replicas).await;
+                newest.insert(field, replicas.to_string());
+            }
+            if enough.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        newest
+    }
+
+    /// Waits until the receiver was told something by replica `life`, and then something more.
+    async fn telling(&self, life: usize) {
+        let sender = format!("life-{life}");
+        let by = || told(&self.receiver).iter().filter(|request| request.sender == sender).count();
+        let before = by();
+        until(format!("{sender} tells something"), SOON, async || Ok((by() > before + POINTS).then_some(())))
+            .await
+            .unwrap();
+    }
+}
+
+fn account(life: usize) -> &'static str {
+    if life.is_multiple_of(2) { ACCOUNT } else { OTHER }
+}
+
+async fn leads(operator: &Operator) {
+    until("it leads", SOON, async || {
+        let metrics = operator.metrics().await;
+        Ok(metrics.contains("leader_election_master_status{name=\"quartermaster\"} 1").then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_was_frozen_past_its_lease_writes_nothing_more() {
+    let scene = scene("frozen").await;
+    let enough = AtomicBool::new(false);
+    let freezes = async {
+        let mut leader = scene.replica(0).await;
+        leads(&leader).await;
+        for life in 0..ROUNDS {
+            let standby = scene.replica(life + 1).await;
+            scene.telling(life).await;
+            leader.child().freeze().unwrap();
+            leads(&standby).await;
+            scene.telling(life + 1).await;
+
+            let mark = scene.bed.plane.audit().mark().await.unwrap();
+            let thawed = Instant::now();
+            leader.child().thaw().unwrap();
+            let ended = leader.child().wait(SOON).await.unwrap();
+            assert_eq!(ended.code(), Some(1), "it ends by itself: {}", leader.child().log_tail());
+            assert_wrote_nothing(&scene, life, mark).await;
+            assert_sent_one_each(&scene, life, thawed);
+            leader = standby;
+        }
+        enough.store(true, Ordering::Relaxed);
+        leader
+    };
+    let (newest, _last) = tokio::join!(scene.write(&enough), freezes);
+    caught_up(&scene.bed, &scene.ledger, &scene.receiver, &newest).await;
+    let told = told(&scene.receiver);
+    assert_order(&scene.ledger, &told);
+    assert_repeats_bounded(&told);
+}
+
+/// Since `mark` no write of this replica took effect, but for one Event.
+async fn assert_wrote_nothing(scene: &Scene, life: usize, mark: testbed::control_plane::audit::Mark) {
+    let user = format!("system:serviceaccount:{SYSTEM}:{}", account(life));
+    let requests = scene.bed.plane.audit().requests(mark).await.unwrap();
+    let (events, objects): (Vec<_>, Vec<_>) = requests
+        .into_iter()
+        .filter(|request| request.subject.user == user && request.subject.is_write() && request.code < 300)
+        .partition(|request| request.subject.resource == "events");
+    assert!(objects.is_empty(), "replica {life} wrote after its lease: {objects:?}");
+    assert!(events.len() <= 1, "replica {life} wrote Events after its lease: {events:?}");
+}
+
+/// Since `thawed` this replica told each contact point at most the one request that it was about to.
+fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
+    let mut sent = HashSet::new();
+    for request in scene.receiver.requests().iter().filter(|request| request.at > thawed) {
+        if request.json().unwrap()["cluster"] == format!("life-{life}") {
+            assert!(sent.insert(request.path.clone()), "replica {life} sent twice to {}", request.path);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_told_to_stop_hands_over() {
+    let scene = scene("handover").await;
+    let enough = AtomicBool::new(false);
+    let handovers = async {
+        let mut leader = scene.replica(0).await;
+        leads(&leader).await;
+        for life in 0..ROUNDS {
+            let standby = scene.replica(life + 1).await;
+            scene.telling(life).await;
+            leader.child().terminate().unwrap();
+            let ended = leader.child().wait(SOON).await.unwrap();
+            assert_eq!(ended.code(), Some(0), "it ends well: {}", leader.child().log_tail());
+            leads(&standby).await;
+            scene.telling(life + 1).await;
+            leader = standby;
+        }
+        enough.store(true, Ordering::Relaxed);
+        leader
+    };
+    let (newest, _last) = tokio::join!(scene.write(&enough), handovers);
+    caught_up(&scene.bed, &scene.ledger, &scene.receiver, &newest).await;
+    let told = told(&scene.receiver);
+    assert_order(&scene.ledger, &told);
+    assert_no_repeats(&told);
+}

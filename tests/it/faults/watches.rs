@@ -1,0 +1,124 @@
+//! Watches that end, and events that never come.
+
+use std::collections::HashMap;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use testbed::proxy::{Ending, Match, Proxy};
+use testbed::receiver::Receiver;
+
+use super::ledger::Ledger;
+use super::told::told;
+use super::{assert_no_repeats, assert_order, bare, caught_up, through};
+use crate::support::{Bed, Operator, SOON, Settings};
+
+struct Scene {
+    receiver: Receiver,
+    proxy: Proxy,
+    ledger: Ledger,
+    _operator: Operator,
+    bed: Bed,
+}
+
+/// An operator behind a proxy that tells of the Deployment `web`, which has one replica.
+async fn scene(name: &str) -> Scene {
+    let bed = bare(name).await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    let ledger = Ledger::open(&bed);
+    let (proxy, file) = through(&bed).await;
+    let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    bed.delivered("web", &[("Created", Some("1"))]).await;
+    Scene { receiver, proxy, ledger, _operator: operator, bed }
+}
+
+impl Scene {
+    /// Ends the watch of the Deployments and waits until there is a new one.
+    async fn end(&self, ending: Ending) {
+        let watches = Match::watch("deployments");
+        let begun = self.proxy.count(&watches);
+        assert_eq!(self.proxy.end_watches(&watches, ending), 1, "one watch of Deployments runs");
+        self.proxy
+            .wait_for(SOON, |seen| seen.iter().filter(|seen| watches.matches(&seen.request)).count() > begun)
+            .await
+            .unwrap();
+    }
+
+    fn assert_well_told(&self) {
+        let told = told(&self.receiver);
+        assert_order(&self.ledger, &told);
+        assert_no_repeats(&told);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_resumes_misses_nothing() {
+    let scene = scene("resumed").await;
+    let mut expected = vec!["1".to_owned()];
+    let writes = async {
+        for replicas in (2..=3).cycle().take(300) {
+            scene.bed.scale("web", replicas).await;
+        }
+    };
+    let cuts = async {
+        for ending in [Ending::Clean, Ending::MidEvent].into_iter().cycle().take(10) {
+            scene.end(ending).await;
+        }
+    };
+    tokio::join!(writes, cuts);
+    expected.extend((2..=3).cycle().take(300).map(|replicas| replicas.to_string()));
+    caught_up(&scene.bed, &scene.ledger, &scene.receiver, &HashMap::from([("web".into(), "3".into())])).await;
+    let values: Vec<_> = scene.ledger.fields()["web"].iter().filter_map(|entry| entry.value.clone()).collect();
+    assert_eq!(values, expected, "every change is an entry");
+    scene.assert_well_told();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_gap_there_is_one_entry_for_the_net_change() {
+    let scene = scene("gap").await;
+    let bed = &scene.bed;
+    let mut expected = vec![("Created", Some("1"))];
+    // A -> B -> C, B never seen; then a change there and back; then deleted and made again; then deleted.
+    for step in ["net", "back", "anew", "gone"] {
+        let hidden = scene.proxy.hide(Match::watch("deployments"), |event| event.kind != "BOOKMARK");
+        match step {
+            "net" => {
+                bed.scale("web", 2).await;
+                bed.scale("web", 5).await;
+                expected.push(("Updated", Some("5")));
+                hidden.wait_for_hits(2, SOON).await.unwrap();
+            }
+            "back" => {
+                bed.scale("web", 6).await;
+                bed.scale("web", 5).await;
+                hidden.wait_for_hits(2, SOON).await.unwrap();
+            }
+            "anew" => {
+                bed.delete::<Deployment>("web").await;
+                bed.deployment("web", 5).await;
+                expected.push(("Created", Some("5")));
+                hidden.wait_for_hits(2, SOON).await.unwrap();
+            }
+            _ => {
+                bed.scale("web", 7).await;
+                bed.delete::<Deployment>("web").await;
+                expected.push(("Deleted", None));
+                hidden.wait_for_hits(2, SOON).await.unwrap();
+            }
+        }
+        hidden.take_back();
+        scene.end(Ending::Gone).await;
+        bed.delivered("web", &expected).await;
+        if step != "gone" {
+            // A marker: what the list showed was taken in before it.
+            bed.scale("web", 9).await;
+            expected.push(("Updated", Some("9")));
+            bed.delivered("web", &expected).await;
+            bed.scale("web", 5).await;
+            expected.push(("Updated", Some("5")));
+            bed.delivered("web", &expected).await;
+        }
+    }
+    scene.assert_well_told();
+}
