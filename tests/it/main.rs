@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod crds;
+mod docs;
 mod faults;
 mod field_paths;
 mod fields;

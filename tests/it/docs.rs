@@ -1,0 +1,258 @@
+//! The documentation against the code, offline: what the pages must name, and what they show.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+use quartermaster::controllers::tracked_field::field::KEPT_BYTES;
+use quartermaster::controllers::tracked_field::history::Bounds;
+use quartermaster::notify::message::{Limit, digest};
+use quartermaster::notify::{pace, webhook};
+use quartermaster::registry;
+
+mod flags_and_metrics;
+mod manifests;
+mod reasons;
+mod templates;
+
+/// The tree's root.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The text of one page of `docs`.
+fn page(name: &str) -> String {
+    let path = root().join("docs").join(name);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Every page at the root and in `docs`.
+fn pages() -> BTreeMap<PathBuf, String> {
+    let folders = [root().to_owned(), root().join("docs")];
+    let files = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap()).map(|file| file.unwrap().path());
+    let pages: BTreeMap<_, _> = files
+        .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
+        .map(|path| (path.clone(), fs::read_to_string(&path).unwrap()))
+        .collect();
+    assert!(pages.len() >= 7, "{:?}", pages.keys());
+    pages
+}
+
+/// The row of a table whose first cell begins with `name` in backticks.
+fn row<'a>(page: &'a str, name: &str) -> Option<&'a str> {
+    page.lines().find(|line| line.starts_with(&format!("| `{name}`")))
+}
+
+/// What stands outside fenced blocks.
+fn prose(page: &str) -> String {
+    let mut fenced = false;
+    let mut prose = String::new();
+    for line in page.lines() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        } else if !fenced {
+            prose.push_str(line);
+            prose.push('\n');
+        }
+    }
+    assert!(!fenced, "a fenced block is not closed");
+    prose
+}
+
+/// The anchors that GitHub gives a page's headings.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let prose = prose(page);
+    let headings = prose.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let slug = |heading: &str| {
+        let kept =
+            heading.to_lowercase().chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c)).collect::<String>();
+        kept.replace(' ', "-")
+    };
+    headings.map(slug).collect()
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let mut followed = 0;
+    for (path, text) in pages() {
+        let prose = prose(&text);
+        for link in prose.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.starts_with("https://") {
+                continue;
+            }
+            followed += 1;
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            assert!(target.exists(), "{}: {link} leads nowhere", path.display());
+            if !anchor.is_empty() {
+                let there = fs::read_to_string(&target).unwrap();
+                assert!(anchors(&there).contains(anchor), "{}: {link}: no such heading", path.display());
+            }
+        }
+    }
+    assert!(followed > 20);
+}
+
+#[test]
+fn every_path_that_is_named_exists() {
+    for (path, text) in pages() {
+        for named in prose(&text).split('`').skip(1).step_by(2) {
+            let ours =
+                ["src/", "tests/", "testbed/", "hack/", "config/"].iter().any(|folder| named.starts_with(folder));
+            if ours && !named.contains([' ', '*', ':']) {
+                assert!(root().join(named).exists(), "{}: there is no {named}", path.display());
+            }
+        }
+    }
+}
+
+/// Every field of a CRD's spec and status, by path; a list's items as `LIST[]`.
+fn fields(crd: &CustomResourceDefinition) -> BTreeMap<String, JSONSchemaProps> {
+    fn walk(path: &str, schema: &JSONSchemaProps, into: &mut BTreeMap<String, JSONSchemaProps>) {
+        into.insert(path.to_owned(), schema.clone());
+        // Conditions are Kubernetes' own.
+        if path.ends_with("conditions") {
+            return;
+        }
+        for (name, property) in schema.properties.iter().flatten() {
+            walk(&format!("{path}.{name}"), property, into);
+        }
+        if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items
+            && items.properties.is_some()
+        {
+            walk(&format!("{path}[]"), items, into);
+        }
+    }
+    let mut fields = BTreeMap::new();
+    let schema = crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref().unwrap();
+    for part in ["spec", "status"] {
+        walk(part, &schema.properties.as_ref().unwrap()[part], &mut fields);
+    }
+    fields.retain(|path, _| path.contains('.'));
+    assert!(fields.len() > 15);
+    fields
+}
+
+/// The page of a kind.
+fn page_of(crd: &CustomResourceDefinition) -> String {
+    page(match crd.spec.names.kind.as_str() {
+        "ContactPoint" => "contact-point.md",
+        "TrackedField" => "tracked-field.md",
+        other => panic!("{other} has no page"),
+    })
+}
+
+#[test]
+fn every_field_has_its_row_and_its_bounds() {
+    for crd in registry::crds() {
+        let page = page_of(&crd);
+        for (path, schema) in fields(&crd) {
+            let row = row(&page, &path).unwrap_or_else(|| panic!("{path} has no row"));
+            if !path.starts_with("spec") {
+                continue;
+            }
+            let values = match &schema.additional_properties {
+                Some(JSONSchemaPropsOrBool::Schema(values)) => values.max_length,
+                _ => None,
+            };
+            let lengths =
+                [schema.max_length, schema.max_properties, values].map(|bound| bound.map(|bound| bound.to_string()));
+            let range = match (schema.minimum, schema.maximum, schema.min_length, schema.max_length) {
+                (Some(min), Some(max), _, _) => Some(format!("{min} to {max}")),
+                (Some(min), None, _, _) => Some(format!("{min} or more")),
+                (_, _, Some(min), Some(max)) => Some(format!("{min} to {max}")),
+                _ => None,
+            };
+            for bound in lengths.into_iter().flatten().chain(range) {
+                assert!(row.contains(&bound), "{path}: the bound {bound} is not in its row");
+            }
+        }
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| `")).filter_map(|line| line.split('`').next());
+        for path in rows.filter(|path| path.starts_with("spec.") || path.starts_with("status")) {
+            assert!(fields(&crd).contains_key(path), "{path} is no field of a {}", crd.spec.names.kind);
+        }
+    }
+}
+
+#[test]
+fn every_refusal_stands_there_word_for_word() {
+    for crd in registry::crds() {
+        let page = page_of(&crd);
+        let schema = crd.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
+        let nodes = fields(&crd).into_values().chain([schema.properties.clone().unwrap()["spec"].clone(), schema]);
+        let rules = nodes.flat_map(|node| node.x_kubernetes_validations.unwrap_or_default());
+        let messages: BTreeSet<String> = rules.map(|rule| rule.message.unwrap()).collect();
+        assert!(messages.len() > 10);
+        let listed: BTreeSet<String> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix("- `"))
+            .filter_map(|line| line.strip_suffix('`'))
+            .map(|line| line.trim_matches('`').to_owned())
+            .collect();
+        assert_eq!(listed, messages, "listed, and what {} refuses with", crd.spec.names.kind);
+    }
+}
+
+#[test]
+fn every_column_is_shown_as_it_is() {
+    for crd in registry::crds() {
+        let columns = crd.spec.versions[0].additional_printer_columns.clone().unwrap();
+        let shown = columns.iter().filter(|column| column.priority.unwrap_or_default() == 0);
+        let header = shown.map(|column| column.name.to_uppercase()).collect::<Vec<_>>().join(" ");
+        let header = format!("NAME {header}");
+        let page = page_of(&crd);
+        let mut lines = page.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+        assert!(lines.any(|line| line == header), "no line is {header}");
+    }
+}
+
+#[test]
+fn every_right_has_its_row() {
+    let page = page("operating.md");
+    for right in registry::KINDS.iter().flat_map(|kind| kind.rights) {
+        for resource in right.resources {
+            let row = row(&page, resource).unwrap_or_else(|| panic!("{resource} has no row"));
+            for verb in right.verbs {
+                assert!(row.contains(verb), "{resource}: {verb}");
+            }
+        }
+    }
+    let crds = row(&page, "customresourcedefinitions").unwrap();
+    assert!(registry::CRD_VERBS.iter().all(|verb| crds.contains(verb)));
+    assert!(page.contains(&format!("`{}: \"true\"`", registry::AGGREGATE_TO_TRACKER)));
+    for right in registry::LEADER_RIGHTS {
+        assert!(page.contains(&format!("`{}` {}", right.resources[0], right.verbs.join(", "))), "{right:?}");
+    }
+}
+
+#[test]
+fn every_bound_of_delivery_is_the_codes() {
+    let kib = |bytes: usize| format!("{} KiB", bytes / 1024);
+    let bounds = Bounds::new(None);
+    let (least, most) = (bounds.finished.items, Bounds::new(Some(i64::MAX)).finished.items);
+    let pace = pace::Limits::default();
+    let seconds = |window: Duration| format!("{} s", window.as_secs_f64());
+    let rows = [
+        format!("| Pending | {} | {} |", bounds.pending.items, kib(bounds.pending.bytes)),
+        format!(
+            "| finished (delivered or failed) | `historyLimit`: {least}, at most {most} | {} |",
+            kib(bounds.finished.bytes)
+        ),
+        format!("| one value | | {},{:03} bytes, then cut |", KEPT_BYTES / 1000, KEPT_BYTES % 1000),
+        format!("| entries in one request | {} |", digest::MAX_ENTRIES),
+        format!("| a Telegram text | {} UTF-16 units |", Limit::TELEGRAM.max()),
+        format!("| a webhook's `text` | {} |", kib(Limit::WEBHOOK.max())),
+        format!("| a webhook's body | {} |", kib(webhook::event::BODY)),
+        format!("| one chat | {} | {} |", pace.chat.requests, seconds(pace.chat.window)),
+        format!("| one group (negative chatId), besides | {} | {} |", pace.group.requests, seconds(pace.group.window)),
+        format!("| one token | {} | {} |", pace.token.requests, seconds(pace.token.window)),
+    ];
+    let page = page("delivery.md");
+    for row in rows {
+        assert!(page.lines().any(|line| line == row), "delivery.md has no line {row}");
+    }
+}

@@ -1,0 +1,109 @@
+//! `operating.md`: flags and metrics; and the times that the pages name.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use clap::CommandFactory;
+use quartermaster::cli::{Cli, Timings};
+use quartermaster::runtime::leader::Fence;
+use quartermaster::runtime::metrics::{Metrics, Notified, Receiver, Reconciled};
+
+use super::{page, row};
+
+#[test]
+fn every_flag_has_its_row_with_environment_and_default() {
+    let page = page("operating.md");
+    let mut program = Cli::command();
+    program.build();
+    let run = program.find_subcommand("run").unwrap();
+    let mut flags = BTreeSet::new();
+    for flag in run.get_arguments().filter(|flag| !flag.is_hide_set()) {
+        let Some(name) = flag.get_long().filter(|name| *name != "help") else { continue };
+        let row = row(&page, &format!("--{name}")).unwrap_or_else(|| panic!("--{name} has no row"));
+        let environment = flag.get_env().unwrap().to_string_lossy();
+        assert!(row.contains(&format!("| `{environment}` |")), "--{name}: {environment}");
+        for default in flag.get_default_values().iter().map(|value| value.to_string_lossy()) {
+            assert!(default.is_empty() || row.contains(&format!("| `{default}` |")), "--{name}: {default}");
+        }
+        for value in flag.get_possible_values() {
+            let boolean = ["true", "false"].contains(&value.get_name());
+            assert!(boolean || row.contains(&format!("`{}`", value.get_name())), "--{name}: {}", value.get_name());
+        }
+        flags.insert(format!("--{name}"));
+    }
+    assert!(flags.len() > 10);
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `--")).filter_map(|line| line.split('`').next());
+    for flag in rows.filter(|flag| !flag.contains('=')) {
+        assert!(flags.contains(&format!("--{flag}")), "there is no --{flag}");
+    }
+}
+
+/// Every metric with some value, so that each one and its labels are written.
+fn text() -> String {
+    let metrics = Metrics::new();
+    let controller = metrics.controller("a", 1);
+    controller.reconciled(Reconciled::Error, Duration::ZERO);
+    metrics.api_request("host", "GET", None);
+    metrics.show_leadership(Fence::open());
+    for outcome in [Notified::Delivered, Notified::Retried, Notified::Stopped, Notified::Rejected] {
+        metrics.notified(Receiver::Telegram, outcome);
+        metrics.notified(Receiver::Webhook, outcome);
+    }
+    metrics.notification_latency(Duration::ZERO);
+    metrics.watch_restarted("deployments");
+    metrics.encode()
+}
+
+#[test]
+fn every_metric_has_its_row_with_its_labels() {
+    let page = page("operating.md");
+    let text = text();
+    let mut names = BTreeSet::new();
+    for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        let name = if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
+        assert!(row(&page, &name).is_some(), "{name} has no row");
+        names.insert(name);
+    }
+    assert!(names.len() > 20, "{names:?}");
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let Some((name, labels)) = line.split_once('{') else { continue };
+        let row =
+            names.iter().find(|known| name.starts_with(known.as_str())).and_then(|known| row(&page, known)).unwrap();
+        for (label, value) in labels.split('}').next().unwrap().split(',').filter_map(|label| label.split_once('=')) {
+            assert!(label == "le" || row.contains(&format!("`{label}`")), "{name}: label {label}");
+            let listed = ["type", "outcome", "result"].contains(&label);
+            assert!(!listed || row.contains(&format!("`{}`", value.trim_matches('"'))), "{name}: {label}={value}");
+        }
+    }
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")).filter_map(|line| line.split('`').next());
+    let ours = ["quartermaster_", "controller_runtime_", "workqueue_", "process_", "rest_client_", "leader_election_"];
+    for name in rows.filter(|name| ours.iter().any(|prefix| name.starts_with(prefix)) && !name.contains('{')) {
+        assert!(names.contains(name), "there is no metric {name}");
+    }
+}
+
+/// The pages write these times out. Whoever changes one looks for it there.
+#[test]
+fn the_times_that_the_pages_name() {
+    let seconds = Duration::from_secs;
+    let named = Timings {
+        lease_duration: seconds(9),
+        lease_renew_deadline: seconds(6),
+        lease_retry_period: Duration::from_millis(500),
+        retry_min: seconds(1),
+        retry_max: seconds(300),
+        retry_after_max: seconds(3600),
+        stopped_retry: seconds(300),
+        send_timeout: seconds(10),
+        secret_reread: seconds(300),
+        secret_wait_min: seconds(1),
+        secret_wait_max: seconds(30),
+        delivery_max_age: seconds(24 * 3600),
+        event_renewal: seconds(1800),
+        drain: Duration::from_millis(500),
+        reconcile_timeout: seconds(60),
+        ..Timings::default()
+    };
+    assert_eq!(named, Timings::default());
+}

@@ -1,0 +1,100 @@
+//! The manifests that the pages show.
+
+use std::fs;
+
+use quartermaster::api::{ContactPoint, TrackedField};
+use quartermaster::notify::message::{View, check_body, check_template, template};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{pages, root};
+
+/// Every `yaml` block of our kinds in a page, whatever its indent.
+fn shown() -> Vec<Value> {
+    let mut shown = Vec::new();
+    for (path, page) in pages() {
+        for block in page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next()) {
+            let object: Value =
+                serde_saphyr::from_str(block).unwrap_or_else(|error| panic!("{}: {error}\n{block}", path.display()));
+            shown.push(object);
+        }
+    }
+    shown.retain(|object| object["apiVersion"] == "tg.azamaton.ru/v1");
+    assert!(shown.len() >= 8);
+    shown
+}
+
+/// Whether all of `written` is in `read`: a field that our types do not know is dropped on the way.
+fn is_within(written: &Value, read: &Value) -> bool {
+    match (written, read) {
+        (Value::Object(written), Value::Object(read)) => {
+            written.iter().all(|(name, value)| read.get(name).is_some_and(|read| is_within(value, read)))
+        }
+        _ => written == read,
+    }
+}
+
+fn parse<K: DeserializeOwned + Serialize>(object: &Value) -> K {
+    let parsed: K = serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object:#}"));
+    let read = serde_json::to_value(&parsed).unwrap();
+    assert!(is_within(object, &read), "a field is not known: {object:#}\n{read:#}");
+    parsed
+}
+
+/// One that has everything that has to be escaped somewhere.
+fn view() -> View {
+    let text = "a \"quoted\" <b> & 'c' \\ \n\u{1}ä";
+    View {
+        kind: "Deployment".into(),
+        name: "web".into(),
+        namespace: "shop".into(),
+        action: "Updated".into(),
+        value: Some(text.into()),
+        ..View::default()
+    }
+}
+
+#[test]
+fn every_manifest_parses_and_its_templates_render() {
+    for object in shown() {
+        match object["kind"].as_str().unwrap() {
+            "ContactPoint" => {
+                let point: ContactPoint = parse(&object);
+                let Some(hook) = point.spec.webhook_spec else { continue };
+                let Some(body) = hook.body else { continue };
+                assert_eq!(check_body(&body), Ok(()));
+                let text = view().text();
+                let rendered = template::body(&body, &view(), &[view(), view()], &text).unwrap();
+                assert!(rendered.len() > 20, "{rendered}");
+                if hook.content_type.is_none() {
+                    serde_json::from_str::<Value>(&rendered).unwrap_or_else(|error| panic!("{error}: {rendered}"));
+                }
+            }
+            "TrackedField" => {
+                let field: TrackedField = parse(&object);
+                let Some(source) = field.spec.template else { continue };
+                assert_eq!(check_template(&source), Ok(()));
+                let rendered = template::message(&source, &view()).unwrap();
+                assert_eq!(rendered, format!("shop/web: nothing -> {}", view().value.unwrap()));
+            }
+            other => panic!("no page shows a {other}"),
+        }
+    }
+}
+
+/// The pages show the samples of webhooks as they are.
+#[test]
+fn the_samples_are_those_of_the_pages() {
+    let shown = shown();
+    let mut compared = 0;
+    for file in fs::read_dir(root().join("config/samples")).unwrap().map(|file| file.unwrap().path()) {
+        let sample: Value = serde_saphyr::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        if sample["spec"]["type"] == "Webhook" {
+            compared += 1;
+            let page = shown.iter().find(|object| object["metadata"]["name"] == sample["metadata"]["name"]);
+            assert_eq!(page, Some(&sample), "{}", file.display());
+        }
+    }
+    assert!(compared >= 5);
+}

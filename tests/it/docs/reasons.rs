@@ -1,0 +1,138 @@
+//! Every reason that the code can give has its row.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use quartermaster::api::contact_point::Tested;
+use quartermaster::controllers::contact_point::endpoint::Blocked;
+use quartermaster::controllers::contact_point::standing;
+use quartermaster::controllers::tracked_field::field::Field;
+use quartermaster::controllers::tracked_field::waiting::Waiting;
+use quartermaster::notify::StopReason;
+use quartermaster::notify::queue::Standing;
+use quartermaster::runtime::watch_hub::ResourceName;
+
+use super::{page, root, row};
+
+/// One of each: a variant that is added does not compile before it is named here.
+fn blocked() -> Vec<&'static str> {
+    let all = [
+        Blocked::SecretNotFound(String::new()),
+        Blocked::SecretKeyMissing(String::new()),
+        Blocked::SecretInvalid(String::new()),
+        Blocked::SecretForbidden(String::new()),
+        Blocked::SpecInvalid(String::new()),
+    ];
+    let reason = |blocked: &Blocked| match blocked {
+        Blocked::SecretNotFound(_)
+        | Blocked::SecretKeyMissing(_)
+        | Blocked::SecretInvalid(_)
+        | Blocked::SecretForbidden(_)
+        | Blocked::SpecInvalid(_) => blocked.reason(),
+        Blocked::Unanswered(_) => None,
+    };
+    all.iter().filter_map(reason).collect()
+}
+
+fn stopped() -> Vec<&'static str> {
+    use StopReason::{AddressRefused, ChatNotFound, Forbidden, NotFound, Redirected, Unauthorized};
+    let all = [Unauthorized, Forbidden, NotFound, ChatNotFound, Redirected, AddressRefused];
+    let reason = |reason: &StopReason| match reason {
+        Unauthorized | Forbidden | NotFound | ChatNotFound | Redirected | AddressRefused => reason.as_str(),
+    };
+    all.iter().map(reason).collect()
+}
+
+fn waiting() -> Vec<&'static str> {
+    let name = String::new;
+    let mut all = vec![
+        Waiting::TargetNotFound { target: name() },
+        Waiting::Forbidden { resource: ResourceName { api_version: name(), plural: name() }, message: name() },
+        Waiting::ResourceMismatch(name()),
+        Waiting::OutOfScope { namespace: name() },
+        Waiting::ContactPointNotFound { name: name(), nearest: None },
+        Waiting::ContactPointNotReady { name: name(), because: name() },
+        Waiting::DeliveryFailing { name: name(), message: name() },
+    ];
+    for field in ["targetPort", "{.spec"] {
+        let error = Field::compile("Deployment", field).unwrap_err();
+        all.push(Waiting::Field { reason: error.reason(), message: error.to_string() });
+    }
+    let reason = |waiting: &Waiting| match waiting {
+        Waiting::TargetNotFound { .. }
+        | Waiting::Forbidden { .. }
+        | Waiting::ResourceMismatch(_)
+        | Waiting::OutOfScope { .. }
+        | Waiting::Field { .. }
+        | Waiting::ContactPointNotFound { .. }
+        | Waiting::ContactPointNotReady { .. }
+        | Waiting::DeliveryFailing { .. } => waiting.reason(),
+    };
+    all.iter().map(reason).collect()
+}
+
+/// What `of` says in all sources below `folder`, without those of tests: the words in quotes after each `start`, up to the
+/// next semicolon or closing brace.
+fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
+    let mut words = BTreeSet::new();
+    for file in fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
+        if file.is_dir() {
+            words.extend(words_after(&file, start));
+            continue;
+        }
+        let text = fs::read_to_string(&file).unwrap();
+        let product =
+            text.split("#[cfg(test)]\n#[allow").next().unwrap().split("#[cfg(test)]\nmod tests {").next().unwrap();
+        if file.file_name().is_some_and(|name| name == "tests.rs") {
+            continue;
+        }
+        for call in product.split(start).skip(1).filter_map(|rest| rest.split([';', '}']).next()) {
+            let quoted = call.split('"').skip(1).step_by(2);
+            let reason = |word: &&str| {
+                word.starts_with(|c: char| c.is_ascii_uppercase()) && word.chars().all(char::is_alphanumeric)
+            };
+            words.extend(quoted.filter(reason).map(str::to_owned));
+        }
+    }
+    words
+}
+
+#[test]
+fn every_reason_of_a_contact_point_has_its_row() {
+    let page = page("contact-point.md");
+    let now = || Time(Default::default());
+    let of = |standing: &Standing| {
+        standing::status(None, standing, &Tested::default(), 1, now()).unwrap().conditions[0].reason.clone()
+    };
+    let mut reasons: BTreeSet<String> = blocked().into_iter().chain(stopped()).map(str::to_owned).collect();
+    reasons.insert(of(&Standing::Taken { migrated_to: None }));
+    reasons.insert(of(&Standing::Retrying(String::new())));
+    let rejected = words_after(&root().join("src/notify/queue"), "Standing::Stopped { reason: ");
+    assert!(!rejected.is_empty());
+    reasons.extend(rejected);
+    assert!(reasons.len() > 12, "{reasons:?}");
+    for reason in reasons {
+        assert!(row(&page, &reason).is_some(), "{reason} has no row");
+    }
+}
+
+#[test]
+fn every_reason_of_a_tracked_field_has_its_row() {
+    let page = page("tracked-field.md");
+    for reason in waiting() {
+        assert!(row(&page, reason).is_some(), "{reason} has no row");
+    }
+}
+
+#[test]
+fn every_event_is_told_of() {
+    let pages = page("contact-point.md") + &page("tracked-field.md");
+    let sources = root().join("src/controllers");
+    let words: BTreeSet<_> = [".warning(", ".normal("].iter().flat_map(|call| words_after(&sources, call)).collect();
+    assert!(words.contains("DeliveryFailed") && words.contains("EntriesMerged") && words.contains("Wait"), "{words:?}");
+    for word in words {
+        assert!(pages.contains(&word), "the Event's {word} is not told of");
+    }
+}

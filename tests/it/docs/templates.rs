@@ -1,0 +1,83 @@
+//! What the pages say of templates and of events.
+
+use std::collections::BTreeSet;
+
+use quartermaster::api::tracked_field::Entry;
+use quartermaster::notify::message::{check_body, check_template};
+use quartermaster::notify::webhook::event::Event;
+use quartermaster::notify::webhook::{Hook, Parts};
+use quartermaster::notify::{Content, Item};
+use serde_json::{Value, json};
+
+use super::page;
+
+/// What a refusal lists: `there is no variable `x`; there are a, b`.
+fn listed(refusal: Result<(), String>) -> Vec<String> {
+    let words = refusal.unwrap_err();
+    let list = words.split_once("there are ").unwrap_or_else(|| panic!("{words}")).1;
+    list.split(", ").map(str::to_owned).collect()
+}
+
+#[test]
+fn every_name_in_a_template_is_told_of() {
+    let (field, point) = (page("tracked-field.md"), page("contact-point.md"));
+    let variables = listed(check_template("{{ nothing }}"));
+    let names = variables
+        .iter()
+        .cloned()
+        .chain(listed(check_template("{{ name | nothing }}")))
+        .chain(listed(check_template("{{ name is nothing }}")));
+    for name in names {
+        assert!(field.contains(&format!("`{name}`")), "{name} is not told of");
+    }
+    for name in listed(check_body("{{ nothing }}")).into_iter().filter(|name| !variables.contains(name)) {
+        assert!(point.contains(&format!("| `{name}` |")), "{name} has no row");
+    }
+}
+
+fn item(id: &str) -> Item {
+    let entry: Entry = serde_json::from_value(json!({
+        "time": "2026-02-11T20:44:21Z",
+        "action": "Updated",
+        "value": "3",
+        "id": id,
+        "delivery": "Pending",
+        "subject": "Deployment/default/nginx/replicas",
+    }))
+    .unwrap();
+    let name = "nginx-deployment-replicas".to_owned();
+    Item { namespace: "default".into(), name, uid: "u".into(), template: None, entry, previous: None }
+}
+
+#[test]
+fn every_name_in_an_event_is_told_of() {
+    let page = page("contact-point.md");
+    let hook = Hook::new(Parts { url: "http://hooks.test/".into(), ..Parts::default() }).unwrap();
+    let items = [item("a"), item("b")];
+    let mut names = BTreeSet::new();
+    for content in
+        [Content::Test { namespace: "default", name: "hook" }, Content::Entries(&items[..1]), Content::Entries(&items)]
+    {
+        let event = Event::render(&hook, content, None, false);
+        assert!(page.contains(&format!("`{}`", event.kind)), "{}", event.kind);
+        let source = event.source.replace("default", "NAMESPACE").replace("nginx-deployment-replicas", "NAME");
+        assert!(page.contains(&format!("`{}`", source.replace("/hook", "/NAME"))), "{source}");
+        let data: Value = serde_json::from_slice(&event.body).unwrap();
+        names.extend(data.as_object().unwrap().keys().cloned());
+    }
+    assert!(names.len() > 15, "{names:?}");
+    for name in names {
+        assert!(page.contains(&format!("`{name}`")), "{name} is not told of");
+    }
+}
+
+/// The message that the page of a `TrackedField` shows is the default one.
+#[test]
+fn the_default_message_is_as_shown() {
+    let previous: Entry = serde_json::from_value(json!({ "action": "Created", "value": "1" })).unwrap();
+    let item = Item { previous: Some(previous), ..item("a") };
+    let view = quartermaster::notify::message::View::of(&item, None);
+    let page = page("tracked-field.md");
+    assert!(page.contains(&format!("```\n{}\n```", view.text())), "{}", view.text());
+    assert!(page.contains(&format!("`{}`", view.line())), "{}", view.line());
+}
