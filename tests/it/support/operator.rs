@@ -10,6 +10,16 @@ use testbed::wait::until;
 
 use super::{ACCOUNT, Bed, SOON, SYSTEM};
 
+/// What tests change of the defaults: short waits, and every word in the log.
+const FOR_TESTS: [&str; 6] = [
+    "--log-level=info,quartermaster=trace",
+    "--retry-min=50ms",
+    "--retry-max=1s",
+    "--stopped-retry=1s",
+    "--secret-wait-min=50ms",
+    "--secret-wait-max=500ms",
+];
+
 /// How an operator is started. The defaults suit most tests: one namespace, no election, short waits.
 #[derive(Clone, Default)]
 pub struct Settings {
@@ -19,6 +29,8 @@ pub struct Settings {
     pub kubeconfig: Option<PathBuf>,
     /// Everywhere, not in the test's namespace only.
     pub whole_cluster: bool,
+    /// This program in place of the tests' own build, with the waits and the log level that users have.
+    pub as_shipped: Option<PathBuf>,
 }
 
 impl Settings {
@@ -40,6 +52,12 @@ impl Settings {
         self
     }
 
+    /// This program, as users run it.
+    pub fn as_shipped(mut self, program: PathBuf) -> Self {
+        self.as_shipped = Some(program);
+        self
+    }
+
     /// Acts everywhere.
     pub fn whole_cluster(mut self) -> Self {
         self.whole_cluster = true;
@@ -50,6 +68,7 @@ impl Settings {
 /// A running operator; killed when dropped.
 pub struct Operator {
     child: Child,
+    program: PathBuf,
     kubeconfig: PathBuf,
     flags: Vec<String>,
     starts: u32,
@@ -73,17 +92,14 @@ impl Operator {
         let mut flags = [
             "--metrics-bind-address=127.0.0.1:0",
             "--health-probe-bind-address=127.0.0.1:0",
-            "--log-level=info,quartermaster=trace",
             "--log-format=json",
             "--webhook-allow-loopback",
-            "--retry-min=50ms",
-            "--retry-max=1s",
-            "--stopped-retry=1s",
-            "--secret-wait-min=50ms",
-            "--secret-wait-max=500ms",
         ]
         .map(str::to_owned)
         .to_vec();
+        if settings.as_shipped.is_none() {
+            flags.extend(FOR_TESTS.map(str::to_owned));
+        }
         flags.push(format!("--operator-namespace={SYSTEM}"));
         if !settings.whole_cluster {
             flags.push(format!("--watch-namespace={}", bed.namespace));
@@ -93,14 +109,15 @@ impl Operator {
         flags.retain(|flag| !settings.flags.iter().any(|given| name(given) == name(flag)));
         flags.extend(settings.flags);
         let folder = Folder::new().unwrap();
-        let child = spawn(&kubeconfig, &flags, &folder, 1);
-        Self { child, kubeconfig, flags, starts: 1, folder }
+        let program = settings.as_shipped.unwrap_or_else(|| env!("CARGO_BIN_EXE_quartermaster").into());
+        let child = spawn(&program, &kubeconfig, &flags, &folder, 1);
+        Self { child, program, kubeconfig, flags, starts: 1, folder }
     }
 
     /// Starts it again after it ended.
     pub fn restart(&mut self) {
         self.starts += 1;
-        self.child = spawn(&self.kubeconfig, &self.flags, &self.folder, self.starts);
+        self.child = spawn(&self.program, &self.kubeconfig, &self.flags, &self.folder, self.starts);
     }
 
     /// SIGKILL.
@@ -141,7 +158,7 @@ impl Operator {
     }
 
     /// Where it listens, as its log says.
-    fn address(&self, flag: &str) -> anyhow::Result<String> {
+    pub fn address(&self, flag: &str) -> anyhow::Result<String> {
         let text = self.child.log_text()?;
         let mut lines = text.lines().rev().filter(|line| line.contains("listening for") && line.contains(flag));
         let line = lines.next().context("it does not listen yet")?;
@@ -154,8 +171,8 @@ fn log(folder: &Folder, start: u32) -> PathBuf {
     folder.path().join(format!("operator-{start}.log"))
 }
 
-fn spawn(kubeconfig: &Path, flags: &[String], folder: &Folder, start: u32) -> Child {
-    Program::new(env!("CARGO_BIN_EXE_quartermaster"))
+fn spawn(program: &Path, kubeconfig: &Path, flags: &[String], folder: &Folder, start: u32) -> Child {
+    Program::new(program)
         .arg("run")
         .args(flags)
         .env("KUBECONFIG", kubeconfig)

@@ -1,0 +1,139 @@
+//! `make bench`: every figure that the product promises, measured on a real control plane, beside the floor of this
+//! machine in the same run.
+//!
+//!     cargo bench                          all rows, about ten minutes
+//!     cargo bench -- latency cpu           these rows
+//!     cargo bench -- --strict              a figure that is missed is a failure
+//!
+//! What is measured is the release build, run as users run it, with its `ServiceAccount`'s rights. Each row is measured
+//! by a process of its own on a control plane of its own (etcd and kube-apiserver alone: nobody else writes). The
+//! targets are Deployments, of which `replicas` is tracked; their changes are merge patches.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tokio::process::Command;
+
+mod floor;
+mod line;
+mod process;
+mod rows;
+mod stage;
+#[path = "../../tests/it/support/mod.rs"]
+mod support;
+
+use self::line::Line;
+
+/// The rows, in the order of the table.
+const ROWS: [&str; 8] = ["latency", "hang", "memory", "failover", "slow", "cpu", "start", "size"];
+
+const USAGE: &str = "cargo bench -- [--strict] [ROW ...]";
+
+/// Given before a row's name to the process that measures it.
+const MEASURE: &str = "--measure";
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    // cargo gives `--bench` to whatever it benches with.
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let result = match &args[..] {
+        [flag, row, program] if flag == MEASURE => measure(row, program.into()).await.map(|()| true),
+        _ => all(&args).await,
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Measures one row and prints its lines as JSON.
+async fn measure(row: &str, program: PathBuf) -> Result<()> {
+    let lines = match row {
+        "latency" => rows::latency::latency(program).await?,
+        "hang" => rows::latency::hang(program).await?,
+        "memory" => rows::load::memory(program).await?,
+        "failover" => rows::replicas::failover(program).await?,
+        "slow" => rows::load::slow(program).await?,
+        "cpu" => rows::rest::cpu(program).await?,
+        "start" => rows::rest::start(program).await?,
+        "size" => rows::rest::size(&program)?,
+        other => bail!("there is no row {other}"),
+    };
+    println!("{}", serde_json::to_string(&lines)?);
+    Ok(())
+}
+
+/// Measures the rows that are asked for and prints the table. Whether that is a success.
+async fn all(args: &[String]) -> Result<bool> {
+    let strict = args.iter().any(|arg| arg == "--strict");
+    let named: Vec<&str> = args.iter().map(String::as_str).filter(|arg| *arg != "--strict").collect();
+    if let Some(unknown) = named.iter().find(|name| !ROWS.contains(*name)) {
+        bail!("there is no row {unknown}\n{USAGE}\nrows: {}", ROWS.join(" "));
+    }
+    let program = release_build().await?;
+    let load_before = load();
+    let mut lines = Vec::new();
+    let mut broken = 0;
+    for row in ROWS.into_iter().filter(|row| named.is_empty() || named.contains(row)) {
+        eprintln!("measuring {row}");
+        match in_a_process_of_its_own(row, &program).await {
+            Ok(more) => lines.extend(more),
+            Err(error) => {
+                eprintln!("{row}: {error:#}");
+                lines.push(Line::broken(row));
+                broken += 1;
+            }
+        }
+    }
+    let cores = std::thread::available_parallelism()?;
+    println!("\n{cores} cores; load average {load_before} before, {} after\n", load());
+    print!("{}", line::table(&lines));
+    let missed = lines.iter().filter(|line| line.kept == Some(false)).count();
+    if missed > 0 {
+        println!("\n{missed} missed");
+    }
+    Ok(broken == 0 && (missed == 0 || !strict))
+}
+
+/// The program that is shipped. The one that cargo builds for a bench has the features of the tests' dependencies.
+async fn release_build() -> Result<PathBuf> {
+    eprintln!("building the release");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let built = Command::new(cargo)
+        .args(["build", "--release", "--bin", "quartermaster", "--message-format=json-render-diagnostics"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stderr(Stdio::inherit())
+        .output()
+        .await
+        .context("running cargo")?;
+    ensure!(built.status.success(), "the release build failed");
+    let built = String::from_utf8(built.stdout)?;
+    let messages = built.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let program = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last();
+    program.context("cargo names no executable")
+}
+
+/// Its servers die with it, and its memory is no other row's.
+async fn in_a_process_of_its_own(row: &str, program: &Path) -> Result<Vec<Line>> {
+    let output = Command::new(std::env::current_exe()?)
+        .args([MEASURE, row])
+        .arg(program)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    ensure!(output.status.success(), "not measured");
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or_default().to_owned()
+}

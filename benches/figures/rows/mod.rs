@@ -1,0 +1,6 @@
+//! The rows of the table.
+
+pub mod latency;
+pub mod load;
+pub mod replicas;
+pub mod rest;
