@@ -45,9 +45,7 @@ pub type Change = (u32, Instant);
 impl Stage {
     /// Everything but the operator: `fields` Deployments and `TrackedField`s, in turn on each contact point.
     pub async fn set(program: PathBuf, fields: usize) -> Result<Arc<Self>> {
-        let plane: &'static ControlPlane = Box::leak(Box::new(ControlPlane::start(Options::apiserver_only()).await?));
-        support::install(plane).await;
-        let bed = Bed::on(plane, "bench").await;
+        let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
         let receivers = (0..POINTS).map(|_| Receiver::start()).collect::<Result<Vec<_>>>()?;
         let stage = Arc::new(Self { bed, receivers, program, value: AtomicU32::new(1) });
         for (index, receiver) in stage.receivers.iter().enumerate() {

@@ -51,6 +51,7 @@ fn waiting() -> Vec<&'static str> {
         Waiting::TargetNotFound { target: name() },
         Waiting::Forbidden { resource: ResourceName { api_version: name(), plural: name() }, message: name() },
         Waiting::ResourceMismatch(name()),
+        Waiting::TemplateInvalid(name()),
         Waiting::OutOfScope { namespace: name() },
         Waiting::ContactPointNotFound { name: name(), nearest: None },
         Waiting::ContactPointNotReady { name: name(), because: name() },
@@ -64,6 +65,7 @@ fn waiting() -> Vec<&'static str> {
         Waiting::TargetNotFound { .. }
         | Waiting::Forbidden { .. }
         | Waiting::ResourceMismatch(_)
+        | Waiting::TemplateInvalid(_)
         | Waiting::OutOfScope { .. }
         | Waiting::Field { .. }
         | Waiting::ContactPointNotFound { .. }

@@ -24,6 +24,7 @@ use tokio::sync::OnceCell;
 mod look;
 mod operator;
 
+#[allow(unused_imports)] // as above
 pub use look::{changes, taken, texts};
 pub use operator::{Operator, Settings};
 
