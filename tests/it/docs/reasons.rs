@@ -104,7 +104,7 @@ fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
 #[test]
 fn every_reason_of_a_contact_point_has_its_row() {
     let page = page("contact-point.md");
-    let now = || Time(Default::default());
+    let now = || Time(k8s_openapi::jiff::Timestamp::default());
     let of = |standing: &Standing| {
         standing::status(None, standing, &Tested::default(), 1, now()).unwrap().conditions[0].reason.clone()
     };
