@@ -122,10 +122,19 @@ struct Tracked {
 impl<T: Transport> TrackedFields<T> {
     /// The object is gone: nothing of it is tracked or sent any more.
     pub fn gone(&self, key: &Key) {
-        self.tracker.forget(key);
+        self.unfollow(key);
         self.outbox.withdraw(key, true);
         self.written.forget(key);
         self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+
+    fn unfollow(&self, key: &Key) {
+        if self.tracker.forget(key) {
+            self.end_idle_watches();
+        }
+    }
+
+    fn end_idle_watches(&self) {
         self.hub.retain(|resource| self.tracker.follows(resource));
     }
 
@@ -135,8 +144,14 @@ impl<T: Transport> TrackedFields<T> {
         let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else { return };
         let Some(resolved) = self.resolver.known(&object.spec.target) else { return };
         if let Ok(tracked) = self.tracked(object, &resolved) {
-            let subject = subject(object);
-            self.tracker.follow(&Key::of(object), &subject, &tracked.target, &field, tracked.shard);
+            self.follow_as(object, &tracked, &field);
+        }
+    }
+
+    fn follow_as(&self, object: &TrackedField, tracked: &Tracked, field: &Field) {
+        let key = Key::of(object);
+        if self.tracker.follow(&key, &subject(object), &tracked.target, field, tracked.shard.clone()) {
+            self.end_idle_watches();
         }
     }
 
@@ -189,7 +204,7 @@ impl<T: Transport> TrackedFields<T> {
             Ok(tracked) => tracked,
             Err(waiting) => return Ok(Err(waiting)),
         };
-        self.tracker.follow(key, &subject(object), &tracked.target, &field, tracked.shard.clone());
+        self.follow_as(object, &tracked, &field);
         self.hub.ensure(&resolved.resource, resolved.namespaced);
         if self.tracker.unread(key, self.terms.resync) {
             match tracked.api.get_opt(&target.name).await {
@@ -355,7 +370,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         }
         let tracked = self.track(&key, &object).await?;
         if tracked.as_ref().is_err_and(|waiting| !matches!(waiting, Waiting::Forbidden { .. })) {
-            self.tracker.forget(&key);
+            self.unfollow(&key);
         }
         let point_key = Key::new(&key.namespace, &object.spec.contact_point);
         let point = self.points.get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));

@@ -94,15 +94,21 @@ impl Tracker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows `field` of `target` for `key`, in place of what was followed for it before.
-    pub fn follow(&self, key: &Key, subject: &Subject, target: &TargetKey, field: &Field, shard: Option<String>) {
+    /// Follows `field` of `target` for `key`, in place of what was followed for it before; whether there was such.
+    pub fn follow(
+        &self,
+        key: &Key,
+        subject: &Subject,
+        target: &TargetKey,
+        field: &Field,
+        shard: Option<String>,
+    ) -> bool {
         let mut state = self.state();
-        if let Some(follower) = state.followers.get(key) {
-            if follower.subject == *subject && follower.target == *target && follower.field == *field {
-                return;
-            }
-            state.forget(key);
+        let before = state.followers.get(key);
+        if before.is_some_and(|it| it.subject == *subject && it.target == *target && it.field == *field) {
+            return false;
         }
+        let replaced = state.forget(key);
         let unread = state.watches.get(&(target.resource.clone(), shard)).is_some_and(|watch| watch.begun);
         let follower = Follower {
             subject: subject.clone(),
@@ -117,11 +123,12 @@ impl Tracker {
         };
         state.followers.insert(key.clone(), follower);
         state.targets.entry(target.clone()).or_default().push(key.clone());
+        replaced
     }
 
-    /// Follows nothing for `key` any more.
-    pub fn forget(&self, key: &Key) {
-        self.state().forget(key);
+    /// Follows nothing for `key` any more; whether anything was.
+    pub fn forget(&self, key: &Key) -> bool {
+        self.state().forget(key)
     }
 
     /// Whether anything of `resource` is followed.
@@ -211,14 +218,15 @@ fn in_shard(target: &TargetKey, shard: Option<&str>) -> bool {
 }
 
 impl Tracked {
-    fn forget(&mut self, key: &Key) {
-        let Some(follower) = self.followers.remove(key) else { return };
+    fn forget(&mut self, key: &Key) -> bool {
+        let Some(follower) = self.followers.remove(key) else { return false };
         if let Some(keys) = self.targets.get_mut(&follower.target) {
             keys.retain(|other| other != key);
             if keys.is_empty() {
                 self.targets.remove(&follower.target);
             }
         }
+        true
     }
 }
 
