@@ -120,14 +120,6 @@ struct Tracked {
 }
 
 impl<T: Transport> TrackedFields<T> {
-    /// The object is gone: nothing of it is tracked or sent any more.
-    pub fn gone(&self, key: &Key) {
-        self.unfollow(key);
-        self.outbox.withdraw(key, true);
-        self.written.forget(key);
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-    }
-
     fn unfollow(&self, key: &Key) {
         if self.tracker.forget(key) {
             self.end_idle_watches();
@@ -403,5 +395,12 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         }
         let resync = self.terms.resync.mul_f64(rand::random_range(1.0..1.2));
         Ok(Outcome::RequeueAfter([expires, renew].into_iter().flatten().fold(resync, Duration::min)))
+    }
+
+    fn gone(&self, key: &Key) {
+        self.unfollow(key);
+        self.outbox.withdraw(key, true);
+        self.written.forget(key);
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 }

@@ -186,7 +186,7 @@ impl Lines {
     }
 
     pub fn nothing_flies(&self) -> bool {
-        self.flying.is_empty()
+        self.flying.is_empty() && !self.by_point.values().any(|line| line.sending)
     }
 
     /// Whether the line of `point` is the one that `changed` tells of: another one of that name has another worker.

@@ -47,7 +47,10 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key) {
     } else {
         Content::Entries(&request.items)
     };
-    let answer = outbox.transport.send(&request.endpoint, content, request.plain).await;
+    let answer = tokio::select! {
+        answer = outbox.transport.send(&request.endpoint, content, request.plain) => answer,
+        () = outbox.ended.cancelled() => return std::future::pending().await,
+    };
     report(outbox, point, &request, &answer);
     let Concerned { fields, point: concerned } =
         outbox.lines().answered(point, &request, answer, outbox.patience, Instant::now());
@@ -97,4 +100,62 @@ fn age(id: &str, now: Timestamp) -> Option<Duration> {
     let (seconds, nanoseconds) = Uuid::parse_str(id).ok()?.get_timestamp()?.to_unix();
     let made = Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanoseconds).ok()?).ok()?;
     Duration::try_from(now.duration_since(made)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::future;
+
+    use tokio::sync::mpsc;
+    use tokio_util::sync::CancellationToken;
+
+    use super::super::{Outbox, Patience, Stage};
+    use crate::api::contact_point::ChatId;
+    use crate::notify::telegram::Chat;
+    use crate::notify::{Content, Endpoint, Failure, Sent, Transport};
+    use crate::runtime::Key;
+    use crate::runtime::backoff::Policy;
+    use crate::runtime::metrics::Metrics;
+    use crate::runtime::reconciler::Trigger;
+
+    /// Its receiver never answers; it tells when a request begins and when it is given up.
+    struct Hanging(mpsc::UnboundedSender<&'static str>);
+
+    struct Told<'a>(&'a Hanging);
+
+    impl Drop for Told<'_> {
+        fn drop(&mut self) {
+            self.0.0.send("given up").unwrap();
+        }
+    }
+
+    impl Transport for Hanging {
+        async fn slot(&self, _: &Endpoint) {}
+
+        async fn send(&self, _: &Endpoint, _: Content<'_>, _: bool) -> Result<Sent, Failure> {
+            self.0.send("begun").unwrap();
+            let _told = Told(self);
+            future::pending().await
+        }
+    }
+
+    #[tokio::test]
+    async fn what_has_not_landed_in_time_is_given_up() {
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let policy = Policy { min: std::time::Duration::ZERO, max: std::time::Duration::ZERO };
+        let patience = Patience { retry: policy, stopped: policy.max };
+        let (fields, points, draining) = (Trigger::default(), Trigger::default(), CancellationToken::new());
+        let outbox = Outbox::new(Hanging(tell), patience, Metrics::new(), fields, points, draining);
+        let chat = Chat::new(b"1:a", ChatId::Id(1), None, false).unwrap();
+        outbox.configure(&Key::new("n", "p"), Endpoint::Telegram(chat), Stage::Test);
+        assert_eq!(told.recv().await, Some("begun"));
+        tokio::select! {
+            biased;
+            () = outbox.land() => panic!("it is still in the air"),
+            () = tokio::task::yield_now() => {}
+        }
+        assert_eq!(told.recv().await, Some("given up"));
+    }
 }
