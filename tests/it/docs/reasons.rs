@@ -50,6 +50,7 @@ fn waiting() -> Vec<&'static str> {
     let mut all = vec![
         Waiting::TargetNotFound { target: name() },
         Waiting::Forbidden { resource: ResourceName { api_version: name(), plural: name() }, message: name() },
+        Waiting::TargetUnreadable(name()),
         Waiting::ResourceMismatch(name()),
         Waiting::TemplateInvalid(name()),
         Waiting::OutOfScope { namespace: name() },
@@ -64,6 +65,7 @@ fn waiting() -> Vec<&'static str> {
     let reason = |waiting: &Waiting| match waiting {
         Waiting::TargetNotFound { .. }
         | Waiting::Forbidden { .. }
+        | Waiting::TargetUnreadable(_)
         | Waiting::ResourceMismatch(_)
         | Waiting::TemplateInvalid(_)
         | Waiting::OutOfScope { .. }
