@@ -43,6 +43,9 @@ pub const NAME: &str = "trackedfield";
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 
+/// How often a pass computes a history again at once because the object had changed; then it backs off first.
+const REDONE: u32 = 3;
+
 /// What can go wrong in a pass.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -216,9 +219,10 @@ impl<T: Transport> TrackedFields<T> {
         held: bool,
     ) -> Result<Option<Arc<TrackedField>>, Error> {
         let subject = subject(&object);
-        let observations = self.tracker.observations(key, &subject);
+        let observations = self.tracker.observations(key, &subject, object.status.as_deref().unwrap_or_default());
         let in_flight = self.outbox.in_flight(key);
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
+        let mut redone = 0;
         loop {
             let inputs = history::Inputs {
                 subject: &subject,
@@ -235,7 +239,8 @@ impl<T: Transport> TrackedFields<T> {
             if changes.changed {
                 match apply::status(&api, MANAGER, object.as_ref(), &changes.history).await {
                     Ok(written) => object = self.written.wrote(key, written),
-                    Err(kube::Error::Api(status)) if status.code == 409 => {
+                    Err(kube::Error::Api(status)) if status.code == 409 && redone < REDONE => {
+                        redone += 1;
                         debug!("the object changed in the meantime; its history is computed again");
                         let newer = api.get_opt(&key.name).await.map_err(Error::WriteStatus)?;
                         let same =
@@ -249,14 +254,14 @@ impl<T: Transport> TrackedFields<T> {
                     Err(error) => return Err(Error::WriteStatus(error)),
                 }
             }
-            self.tracker.recorded(key, &subject);
-            self.tell(&object, &changes);
+            let folded = self.tracker.recorded(key, &subject);
+            self.tell(&object, &changes, folded);
             return Ok(Some(object));
         }
     }
 
-    /// Events and metrics of what a pass wrote.
-    fn tell(&self, object: &TrackedField, changes: &Changes) {
+    /// Events and metrics of what a pass wrote, of which so many changes had been `folded` on their way.
+    fn tell(&self, object: &TrackedField, changes: &Changes, folded: usize) {
         for failed in &changes.failed {
             let reason = failed.reason.as_deref().unwrap_or_default();
             let value = failed.value.as_deref().unwrap_or("(no value)");
@@ -264,12 +269,11 @@ impl<T: Transport> TrackedFields<T> {
             self.events.warning(object.object_ref(&()), "Notify", "DeliveryFailed", note);
         }
         self.metrics.entries_expired(changes.expired as u64);
-        if changes.merged > 0 {
-            self.metrics.entries_merged(changes.merged as u64);
-            let note = format!(
-                "{} changes that wait to be sent were joined with their neighbours: the outbox is full",
-                changes.merged
-            );
+        let merged = changes.merged + folded;
+        if merged > 0 {
+            self.metrics.entries_merged(merged as u64);
+            let note =
+                format!("{merged} changes that wait to be sent were joined with their neighbours: the outbox is full");
             self.events.warning(object.object_ref(&()), "Record", "EntriesMerged", note);
         }
     }

@@ -1,6 +1,7 @@
 //! What the watches show of tracked fields: each change in the buffer of its `TrackedField`, until a pass records it.
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,11 +10,12 @@ use kube::ResourceExt;
 use kube::core::DynamicObject;
 use kube::runtime::watcher;
 use tracing::warn;
+use uuid::Uuid;
 
 use super::field::{Field, Observed};
-use super::history::{Observation, ObservationBuffer, State};
+use super::history::{self, Observation, ObservationBuffer, State};
 use crate::api::TrackedField;
-use crate::api::tracked_field::Subject;
+use crate::api::tracked_field::{Entry, Subject};
 use crate::runtime::Key;
 use crate::runtime::reconciler::Trigger;
 use crate::runtime::watch_hub::{self, Observer, ResourceName};
@@ -75,6 +77,8 @@ struct Follower {
     buffer: ObservationBuffer,
     /// Handed to a pass that has not yet recorded them.
     in_hand: Vec<Observation>,
+    /// How many were folded into their neighbours since that was last asked for.
+    folded: usize,
 }
 
 /// The state that was buffered last: the same again is no news.
@@ -114,6 +118,7 @@ impl Tracker {
             newest: None,
             buffer: ObservationBuffer::default(),
             in_hand: Vec::new(),
+            folded: 0,
         };
         state.followers.insert(key.clone(), follower);
         state.targets.entry(target.clone()).or_default().push(key.clone());
@@ -149,21 +154,27 @@ impl Tracker {
     }
 
     /// What is to be recorded for `key`, if it is `subject` that is followed: oldest first, and the same again with what
-    /// came since, until it is [`recorded`](Tracker::recorded).
-    pub fn observations(&self, key: &Key, subject: &Subject) -> Vec<Observation> {
+    /// came since, until it is [`recorded`](Tracker::recorded), or seen to stand in `history`.
+    pub fn observations(&self, key: &Key, subject: &Subject, history: &[Entry]) -> Vec<Observation> {
         let mut state = self.state();
         let follower = state.followers.get_mut(key).filter(|follower| follower.subject == *subject);
         let Some(follower) = follower else { return Vec::new() };
-        let new = follower.buffer.drain();
-        follower.in_hand.extend(new);
+        let mut again = mem::take(&mut follower.in_hand);
+        again.drain(..history::written(history, &again));
+        // Put back first: what could not be recorded stays within the buffer's bounds however long that goes on.
+        follower.folded += follower.buffer.restore(again);
+        follower.in_hand = follower.buffer.drain();
         follower.in_hand.clone()
     }
 
-    /// What was handed out for `key` stands in its history.
-    pub fn recorded(&self, key: &Key, subject: &Subject) {
-        if let Some(follower) = self.state().followers.get_mut(key).filter(|follower| follower.subject == *subject) {
-            follower.in_hand.clear();
-        }
+    /// What was handed out for `key` stands in its history. Gives how many observations fewer that were than had been
+    /// made: neighbours became one.
+    pub fn recorded(&self, key: &Key, subject: &Subject) -> usize {
+        let mut state = self.state();
+        let follower = state.followers.get_mut(key).filter(|follower| follower.subject == *subject);
+        let Some(follower) = follower else { return 0 };
+        follower.in_hand.clear();
+        mem::take(&mut follower.folded)
     }
 
     /// Whether the target of `key` exists, as far as is known.
@@ -263,7 +274,8 @@ impl Follower {
     fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<Observed>) -> bool {
         self.newest = Some(Newest { uid: uid.clone(), version, value: value.clone() });
         let state = value.map_or(State::Absent, |value| State::Present { uid, value });
-        self.buffer.push(Observation::new(Timestamp::now(), state, version));
+        let observation = Observation::new(Timestamp::now(), state, version).with_id(Uuid::now_v7());
+        self.folded += self.buffer.push(observation);
         true
     }
 }
@@ -330,5 +342,43 @@ impl Trouble {
             404 => Some(Self::NotServed),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use kube::discovery::ApiResource;
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::tracked_field::Target;
+    use crate::controllers::tracked_field::history::Bounds;
+
+    /// As when the apiserver refuses every write for hours.
+    #[test]
+    fn what_cannot_be_recorded_stays_bounded_and_counted() {
+        let (tracker, key) = (Tracker::new(Trigger::default()), Key::new("shop", "web"));
+        let config_map = ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&());
+        let resource = ResourceName::from(&config_map);
+        let target = TargetKey { resource: resource.clone(), namespace: "shop".into(), name: "web".into() };
+        let subject = Subject::new(&Target::default(), "{.data.x}");
+        tracker.follow(&key, &subject, &target, &Field::compile("ConfigMap", "{.data.x}").unwrap(), None);
+        let mut made = 0;
+        for _ in 0..20 {
+            for _ in 0..300 {
+                made += 1;
+                let object = json!({
+                    "apiVersion": "v1", "kind": "ConfigMap", "data": { "x": made.to_string() },
+                    "metadata": { "namespace": "shop", "name": "web", "resourceVersion": made.to_string() },
+                });
+                tracker.present(&resource, serde_json::from_value(object).unwrap());
+            }
+            assert!(tracker.observations(&key, &subject, &[]).len() <= Bounds::PENDING.items);
+        }
+        let handed = tracker.observations(&key, &subject, &[]);
+        assert_eq!(handed.iter().map(Observation::changes).sum::<u64>(), made);
+        assert_eq!((handed.len() + tracker.recorded(&key, &subject)) as u64, made);
+        assert!(tracker.observations(&key, &subject, &[]).is_empty());
     }
 }

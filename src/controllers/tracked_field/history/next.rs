@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Bounds, Observation, Outcome, bound, expire, hold, mark, record};
+use super::{Bounds, Observation, Outcome, bound, expire, hold, mark, record, written};
 use crate::api::tracked_field::{Delivery, Entry, History, Subject};
 
 /// What a pass knows.
@@ -46,7 +46,8 @@ pub struct Changes {
 /// The history after a pass.
 pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> String) -> Changes {
     let mut history = before.to_vec();
-    record(&mut history, inputs.subject, inputs.observations.iter().cloned(), &mut ids);
+    let new = inputs.observations.iter().skip(written(before, inputs.observations));
+    record(&mut history, inputs.subject, new.cloned(), &mut ids);
     mark(&mut history, inputs.outcomes.iter().cloned());
     hold(&mut history, inputs.held, inputs.now);
     let expired = expire(&mut history, inputs.now, inputs.max_age);

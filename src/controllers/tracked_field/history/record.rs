@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use uuid::Uuid;
 
 use crate::api::tracked_field::{Action, Delivery, Entry, History, Subject};
 use crate::controllers::tracked_field::field::Observed;
@@ -15,6 +16,8 @@ pub struct Observation {
     pub state: State,
     /// The resource's version that showed it, if one did: what the history already tells of is not recorded again.
     pub version: Option<u64>,
+    /// The id that its entry gets: by it a write whose answer was lost is recognised. None: any new one.
+    pub id: Option<Uuid>,
     /// The observations that were folded into this one, which is the last of them.
     pub(super) folded: Option<Box<Folded>>,
 }
@@ -61,7 +64,12 @@ impl Recorded {
 impl Observation {
     /// One look at the target.
     pub fn new(at: Timestamp, state: State, version: Option<u64>) -> Self {
-        Self { at, state, version, folded: None }
+        Self { at, state, version, id: None, folded: None }
+    }
+
+    /// The same, whose entry will have this id.
+    pub fn with_id(self, id: Uuid) -> Self {
+        Self { id: Some(id), ..self }
     }
 
     /// Whether `last` was recorded from this version of the resource, or from a later one: another replica, or a read
@@ -88,7 +96,7 @@ impl Observation {
             None => self.state.value().and_then(Observed::text).map(str::to_owned),
         };
         let folded = Folded { changes, first_value };
-        Self { at: next.at, state: next.state, version: next.version, folded: Some(Box::new(folded)) }
+        Self { folded: Some(Box::new(folded)), ..next }
     }
 
     /// Bytes of memory that it holds on to.
@@ -131,6 +139,15 @@ fn differ(a: Option<&str>, b: Option<&str>) -> bool {
     matches!((a, b), (Some(a), Some(b)) if a != b)
 }
 
+/// How many of these observations, from the first, stand in the history already: a pass wrote them, and never learnt that
+/// it had.
+pub fn written(history: &[Entry], observations: &[Observation]) -> usize {
+    // One writer: what it wrote last is the last entry, which is never folded into another.
+    let last = history.last().and_then(|entry| Uuid::parse_str(entry.id.as_deref()?).ok());
+    let at = last.and_then(|last| observations.iter().rposition(|observation| observation.id == Some(last)));
+    at.map_or(0, |at| at + 1)
+}
+
 /// Appends what changed, as Pending entries of `subject` with ids from `ids`.
 ///
 /// The last entry is what an observation is compared with, if it is of the same subject; another subject starts a new
@@ -167,7 +184,8 @@ pub fn record(
         };
         recorded.entries += 1;
         recorded.changes = recorded.changes.saturating_add(observation.changes());
-        history.push(entry(action, subject, observation, uid, ids()));
+        let id = observation.id.map_or_else(&mut ids, |id| id.to_string());
+        history.push(entry(action, subject, observation, uid, id));
     }
     recorded
 }

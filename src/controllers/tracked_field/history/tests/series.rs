@@ -172,6 +172,32 @@ fn what_the_history_tells_already_is_not_recorded_again() {
     assert_eq!(versions, ["10", "11", "12", "13", "14"]);
 }
 
+/// The answer to its write was lost, and more came since. Versions do not tell, where a resource was made anew.
+#[test]
+fn what_a_pass_wrote_without_learning_that_it_had_is_not_recorded_again() {
+    let states = [present("a", "3"), State::Absent, present("b", "1"), State::Absent, present("c", "1")];
+    let shown: Vec<_> = (1..)
+        .zip(states)
+        .map(|(id, state)| Observation::new(at(9), state, None).with_id(uuid::Uuid::from_u128(id)))
+        .collect();
+    for already in 0..=shown.len() {
+        let mut history = recorded([present("a", "1")]);
+        for shown in [&shown[..already], &shown] {
+            let new = shown[written(&history, shown)..].to_vec();
+            record(&mut history, &subject("replicas"), new, ids());
+        }
+        let expected = [
+            (Created, Some("1")),
+            (Updated, Some("3")),
+            (Deleted, None),
+            (Created, Some("1")),
+            (Deleted, None),
+            (Created, Some("1")),
+        ];
+        assert_eq!(told(&history), expected, "{already} of them stood there");
+    }
+}
+
 /// A history that was restored into another cluster, whose versions are lower.
 #[test]
 fn the_versions_of_another_resource_count_for_nothing() {
