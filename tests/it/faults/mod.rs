@@ -14,9 +14,11 @@ use self::told::{Told, told};
 use crate::support::{ACCOUNT, Bed, SYSTEM};
 
 mod apiserver;
+mod flood;
 mod kills;
 mod ledger;
 mod replicas;
+mod rest;
 mod told;
 mod watches;
 
