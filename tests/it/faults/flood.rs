@@ -117,6 +117,12 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
     let cut = all_delivered(&bed, "huge", &huge(CHANGES as usize)[..1024]).await;
     let folded = assert_counts(&receiver, "small", CHANGES);
     assert_eq!(metric(&operator, "quartermaster_entries_merged_total").await, folded);
+    let lengths: Vec<_> = told(&receiver)
+        .iter()
+        .flat_map(|request| &request.entries)
+        .filter(|entry| entry.field == "huge")
+        .map(|entry| (entry.action.clone(), entry.length))
+        .collect();
     let lengths: Vec<_> = cut.iter().map(|entry| entry.cut.as_ref().unwrap().length).collect();
     assert_eq!((lengths.len(), lengths[0], lengths[10]), (11, 900_001, 900_004), "{lengths:?}");
 
