@@ -147,7 +147,7 @@ async fn a_list_that_is_gone_before_it_is_read_is_read_again() {
     hidden.wait_for_hits(2, SOON).await.unwrap();
     hidden.take_back();
     scene.proxy.end_watches(&watches, Ending::Gone);
-    gone.wait_for_hits(9, Duration::from_secs(60)).await.unwrap();
+    gone.wait_for_hits(9, Duration::from_mins(1)).await.unwrap();
     scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("3"))]).await;
     scene.bed.delivered("other", &[("Created", Some("1"))]).await;
     scene.assert_well_told();

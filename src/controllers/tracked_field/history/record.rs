@@ -68,6 +68,7 @@ impl Observation {
     }
 
     /// The same, whose entry will have this id.
+    #[must_use]
     pub fn with_id(self, id: Uuid) -> Self {
         Self { id: Some(id), ..self }
     }
