@@ -96,7 +96,7 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
     let ledger = Ledger::open(&bed);
     let (proxy, file) = through(&bed).await;
     // The apiserver needs longest for a long status: it is to spend its time on the changes.
-    proxy.inject(status_writes(), Times::Always, Fault::Delay(Duration::from_millis(200)));
+    proxy.inject(status_writes(), Times::Always, Fault::Delay(Duration::from_millis(500)));
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     all_delivered(&bed, "small", "0").await;
     let mark = bed.plane.audit().mark().await.unwrap();
