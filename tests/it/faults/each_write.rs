@@ -79,13 +79,13 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
         () = changes => {}
         () = kill => {}
     }
-    assert_one_request_repeated(&receiver);
+    assert_told(&receiver);
     drop(operator);
     (order.hits() > 0, end_state(&bed).await)
 }
 
-/// At most what was under way was sent again.
-fn assert_one_request_repeated(receiver: &Receiver) {
+/// All three changes were told, and at most what was under way was told again.
+fn assert_told(receiver: &Receiver) {
     let told = told(receiver);
     let tests = receiver.requests().len() - told.len();
     let mut ids: Vec<_> = told.iter().flat_map(|request| &request.entries).map(|entry| &entry.id).collect();
@@ -93,6 +93,7 @@ fn assert_one_request_repeated(receiver: &Receiver) {
     let repeated: Vec<_> = ids.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
     let within = |request: &Told| repeated.iter().all(|id| request.entries.iter().any(|entry| entry.id == **id));
     assert!(!ids.windows(3).any(|three| three[0] == three[2]), "an entry was told three times: {told:?}");
+    assert_eq!(ids.len() - repeated.len(), 3, "an entry was never told: {told:?}");
     let well = if repeated.is_empty() { tests <= 2 } else { tests == 1 && told.iter().any(within) };
     assert!(well, "more than one request was repeated: {told:?} and {tests} test messages");
 }

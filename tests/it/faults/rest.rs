@@ -98,10 +98,10 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
     let (lease, others): (Vec<_>, Vec<_>) = writes.into_iter().partition(|it| it.resource == "leases");
     assert!(others.is_empty(), "{others:?}");
     // What was counted was alive: it renewed its lease, looked at every target, read its Secret, asked who had refused.
-    assert!(lease.len() > 60, "{}", lease.len());
+    assert!(lease.len() > 20, "{}", lease.len());
     let of = |resource: &str| reads.iter().filter(|it| it.verb == "get" && it.resource == resource).count();
-    assert!(of("deployments") > 2 * FIELDS, "{}", of("deployments"));
+    assert!(of("deployments") > FIELDS, "{}", of("deployments"));
     assert!(of("secrets") > 5, "{}", of("secrets"));
     let late = receiver.requests()[asked..].to_vec();
-    assert!(late.iter().all(|request| request.path == "/stopped" && request.at > began) && late.len() > 5, "{late:?}");
+    assert!(late.iter().all(|request| request.path == "/stopped" && request.at > began) && late.len() > 3, "{late:?}");
 }
