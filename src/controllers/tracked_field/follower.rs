@@ -5,6 +5,7 @@ use std::time::Instant;
 use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::core::DynamicObject;
+use uuid::Uuid;
 
 use super::field::{Field, Observed};
 use super::history::{Observation, ObservationBuffer, State};
@@ -75,7 +76,8 @@ impl Follower {
     fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<Observed>) -> bool {
         self.newest = Some(Newest { uid: uid.clone(), version, value: value.clone() });
         let state = value.map_or(State::Absent, |value| State::Present { uid, value });
-        self.merged += self.buffer.push(Observation::new(Timestamp::now(), state, version));
+        let observation = Observation::new(Timestamp::now(), state, version).with_id(Uuid::now_v7());
+        self.merged += self.buffer.push(observation);
         true
     }
 

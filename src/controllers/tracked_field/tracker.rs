@@ -322,3 +322,43 @@ fn whole(object: &DynamicObject) -> Option<Value> {
         .inspect_err(|error| warn!(%error, target = object.name_any(), "an object could not be read"))
         .ok()
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use kube::discovery::ApiResource;
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::tracked_field::Target;
+    use crate::controllers::tracked_field::history::Bounds;
+
+    /// As when the apiserver refuses every write for hours.
+    #[test]
+    fn what_cannot_be_recorded_stays_bounded_and_counted() {
+        let (tracker, key) = (Tracker::new(Trigger::default()), Key::new("shop", "web"));
+        let config_map = ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&());
+        let resource = ResourceName::from(&config_map);
+        let target = TargetKey { resource: resource.clone(), namespace: "shop".into(), name: "web".into() };
+        let subject = Subject::new(&Target::default(), "{.data.x}");
+        tracker.follow(&key, &subject, &target, &Field::compile("ConfigMap", "{.data.x}").unwrap(), None);
+        let mut made = 0;
+        for _ in 0..20 {
+            for _ in 0..300 {
+                made += 1;
+                let object = json!({
+                    "apiVersion": "v1", "kind": "ConfigMap", "data": { "x": made.to_string() },
+                    "metadata": { "namespace": "shop", "name": "web", "resourceVersion": made.to_string() },
+                });
+                tracker.present(&resource, serde_json::from_value(object).unwrap());
+            }
+            assert!(tracker.seen(&key, &subject).observations.len() <= Bounds::PENDING.items);
+        }
+        let seen = tracker.seen(&key, &subject);
+        assert_eq!(seen.observations.iter().map(Observation::changes).sum::<u64>(), made);
+        assert_eq!((seen.observations.len() + seen.merged) as u64, made);
+        seen.recorded();
+        let seen = tracker.seen(&key, &subject);
+        assert!(seen.observations.is_empty() && seen.merged == 0);
+    }
+}
