@@ -126,12 +126,14 @@ impl Sender {
         // HTTPS_PROXY and NO_PROXY are reqwest's default.
         let client = once(&self.telegram, || base_client().build())?;
         let held = || self.check_held();
-        let call = telegram::Call { client, base: &self.telegram_api, timeout: self.attempt_timeout, held: &held };
-        let result = call.send(chat, &text, taken).await;
-        if let Err(Failure::Retry { after: Some(after), .. }) = result {
-            self.pace.hold(&chat.room(), after);
-        }
-        result
+        let call = telegram::Call {
+            client,
+            base: &self.telegram_api,
+            timeout: self.attempt_timeout,
+            pace: &self.pace,
+            held: &held,
+        };
+        call.send(chat, &text, taken).await
     }
 
     async fn send_webhook(&self, hook: &Hook, content: Content<'_>, plain: bool) -> Result<Sent, Failure> {

@@ -37,6 +37,13 @@ impl Endpoint {
             Self::Webhook(hook) => hook.body.is_some(),
         }
     }
+
+    /// Sends to the supergroup `to` from here on, which a chat became.
+    pub fn follow(&mut self, to: i64) {
+        if let Self::Telegram(chat) = self {
+            *chat = chat.moved(to);
+        }
+    }
 }
 
 /// One entry of a `TrackedField`, with what its message needs to know besides.
@@ -140,7 +147,7 @@ pub trait Transport: Send + Sync + 'static {
     /// through, and takes that place.
     fn slot(&self, endpoint: &Endpoint) -> impl Future<Output = ()> + Send;
 
-    /// Renders `content` for `endpoint` and sends it once, without waiting. A `plain` request uses no `TrackedField`'s
+    /// Renders `content` for `endpoint` and sends it once, without waiting but for the pace of a chat that it moved to. A `plain` request uses no `TrackedField`'s
     /// template; a webhook's `body` stays, because it is the shape that its receiver asks for.
     fn send(
         &self,

@@ -181,13 +181,31 @@ async fn a_group_that_moved_is_followed_and_told() {
 
     // It is not asked at the old address again, after a restart neither.
     let refused = telegram.rejected().len();
+    let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    bed.scale("web", 2).await;
+    bed.delivered("replicas", &wanted).await;
     operator.kill();
     operator.restart();
-    bed.scale("web", 2).await;
-    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.scale("web", 3).await;
+    wanted.push(("Updated", Some("3")));
+    bed.delivered("replicas", &wanted).await;
     assert_eq!(telegram.rejected().len(), refused);
-    let chats: Vec<_> = telegram.messages().iter().map(|message| message.chat_id).collect();
-    assert_eq!(chats, [OLD, NEW, NEW]);
+    let chats = || telegram.messages().iter().map(|message| message.chat_id).collect::<Vec<_>>();
+    assert_eq!(chats(), [OLD, NEW, NEW, NEW]);
+    let (_, words) = condition(&bed.ready("group").await);
+    assert!(words.contains(&NEW.to_string()), "a restart does not forget it: {words}");
+
+    // Another chat is another chat.
+    telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
+    bed.patch::<ContactPoint>("group", json!({ "spec": { "telegramSpec": { "chatId": CHAT } } })).await;
+    let forgotten = bed.until("group", "the chat of its spec", |point: &ContactPoint| {
+        point.status.as_ref().is_some_and(|status| status.observed_generation == point.metadata.generation)
+    });
+    assert_eq!(forgotten.await.status.unwrap().migrated_to_chat_id, None);
+    bed.scale("web", 4).await;
+    wanted.push(("Updated", Some("4")));
+    bed.delivered("replicas", &wanted).await;
+    assert_eq!(chats()[4..], [CHAT, CHAT]);
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt};
 use secrecy::SecretString;
 
+use super::standing;
 use crate::api::ContactPoint;
 use crate::api::common::{SHARED, SecretKey};
 use crate::api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
@@ -102,7 +103,7 @@ async fn telegram(secrets: &mut Secrets<'_>) -> Result<Chat, Blocked> {
         point.spec.api_token.as_ref().ok_or_else(|| {
             Blocked::SpecInvalid("type Telegram needs spec.apiToken: name the bot token's Secret".into())
         })?;
-    let migrated = point.status.as_ref().and_then(|status| status.migrated_to_chat_id);
+    let migrated = standing::migrated(point.status.as_ref(), &standing::digest(&point.spec));
     let chat = match (&spec.chat_id, migrated) {
         (Some(ChatId::Id(_)), Some(migrated)) => ChatId::Id(migrated),
         (Some(chat), _) => chat.clone(),

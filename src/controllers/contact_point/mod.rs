@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, Resource, ResourceExt};
-use sha2::{Digest, Sha256};
 
 use self::endpoint::{Blocked, Gathered, Source};
 use crate::api::ContactPoint;
 use crate::api::common::REQUESTED_AT;
-use crate::api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
+use crate::api::contact_point::{ContactPointStatus, Tested};
 use crate::notify::Transport;
 use crate::notify::queue::{Outbox, Stage};
 use crate::runtime::events::Events;
@@ -84,7 +83,7 @@ impl<T: Transport> ContactPoints<T> {
 
     /// Sets up the line, unless it is so already.
     fn set_up(&self, key: &Key, point: &ContactPoint, gathered: Gathered) -> Tested {
-        let tested = Tested { spec: digest(&point.spec), secrets: gathered.secrets };
+        let tested = Tested { spec: standing::digest(&point.spec), secrets: gathered.secrets };
         let requested_at = point.annotations().get(REQUESTED_AT).cloned();
         let mut set_ups = self.set_ups();
         let known = set_ups.get(key);
@@ -140,13 +139,6 @@ fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> Stage {
     }
 }
 
-/// Digest of what a spec says of the endpoint: suspending it is no change of that.
-fn digest(spec: &ContactPointSpec) -> String {
-    let spec = ContactPointSpec { suspend: None, ..spec.clone() };
-    let json = serde_json::to_vec(&spec).unwrap_or_default();
-    Sha256::digest(json).iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
-}
-
 impl<T: Transport> Reconciler for ContactPoints<T> {
     type Object = ContactPoint;
     type Error = Error;
@@ -182,7 +174,8 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                 let Some(reason) = blocked.reason() else { return Err(Error::ReadSecret(blocked)) };
                 self.close(&key);
                 let words = blocked.to_string();
-                let status = standing::blocked(point.status.as_ref(), reason, &words, generation, now);
+                let spec = standing::digest(&point.spec);
+                let status = standing::blocked(point.status.as_ref(), &spec, reason, &words, generation, now);
                 self.write(&key, &point, status).await?;
                 match blocked {
                     Blocked::SpecInvalid(_) => Ok(Outcome::Done),

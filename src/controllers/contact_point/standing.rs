@@ -2,9 +2,29 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::api::contact_point::{ContactPointStatus, Tested};
+use sha2::{Digest, Sha256};
+
+use crate::api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
 use crate::notify::queue::Standing;
 use crate::runtime::conditions::{self, READY};
+
+/// Digest of what a spec says of the endpoint: suspending it is no change of that.
+pub fn digest(spec: &ContactPointSpec) -> String {
+    let spec = ContactPointSpec { suspend: None, ..spec.clone() };
+    let json = serde_json::to_vec(&spec).unwrap_or_default();
+    Sha256::digest(json).iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+}
+
+/// The supergroup that the chat of the spec with this digest became: what became of another spec's chat is not this one's.
+pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> {
+    let status = status?;
+    status.migrated_to_chat_id.filter(|_| status.tested.as_ref().is_some_and(|tested| tested.spec == spec))
+}
+
+/// What stays of the status before, under the spec with this digest.
+fn kept(before: Option<&ContactPointStatus>, spec: &str) -> ContactPointStatus {
+    ContactPointStatus { migrated_to_chat_id: migrated(before, spec), ..before.cloned().unwrap_or_default() }
+}
 
 /// The status that says how the receiver stands; none while there is nothing new to say.
 pub fn status(
@@ -14,7 +34,7 @@ pub fn status(
     generation: i64,
     now: Time,
 ) -> Option<ContactPointStatus> {
-    let mut status = before.cloned().unwrap_or_default();
+    let mut status = kept(before, &tested.spec);
     let (well, reason, message) = match standing {
         Standing::Untried => {
             // Nothing is sent again to an endpoint that was tested; what is said of it stands, for this generation too.
@@ -22,17 +42,11 @@ pub fn status(
             if !(known && status.ready) {
                 return None;
             }
-            (true, "Ready", "messages can be sent".to_owned())
+            (true, "Ready", ready(status.migrated_to_chat_id))
         }
         Standing::Taken { migrated_to } => {
             status.migrated_to_chat_id = migrated_to.or(status.migrated_to_chat_id);
-            let message = match migrated_to {
-                Some(chat) => {
-                    format!("the group became the supergroup {chat}, where messages now go; write that chatId")
-                }
-                None => "messages can be sent".to_owned(),
-            };
-            (true, "Ready", message)
+            (true, "Ready", ready(status.migrated_to_chat_id))
         }
         // One that was tested stays ready: its messages wait, and each object of theirs says so.
         Standing::Retrying(_) if status.ready && status.tested.as_ref() == Some(tested) => return None,
@@ -49,15 +63,23 @@ pub fn status(
     Some(status)
 }
 
-/// The status of a contact point that has no endpoint: no attempt was made.
+fn ready(migrated: Option<i64>) -> String {
+    match migrated {
+        Some(chat) => format!("the group became the supergroup {chat}, where messages now go; write that chatId"),
+        None => "messages can be sent".to_owned(),
+    }
+}
+
+/// The status of a contact point that has no endpoint: no attempt was made. `spec` is the spec's [`digest`].
 pub fn blocked(
     before: Option<&ContactPointStatus>,
+    spec: &str,
     reason: &str,
     message: &str,
     generation: i64,
     now: Time,
 ) -> ContactPointStatus {
-    let mut status = before.cloned().unwrap_or_default();
+    let mut status = kept(before, spec);
     status.ready = false;
     status.observed_generation = Some(generation);
     conditions::set(&mut status.conditions, READY, false, reason, message, generation, now);
@@ -94,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_missing_secret_is_no_attempt() {
-        let status = blocked(None, "SecretNotFound", "no", 1, at(0));
+        let status = blocked(None, "abc", "SecretNotFound", "no", 1, at(0));
         assert!(!status.initialized && !status.ready);
     }
 
@@ -119,6 +141,32 @@ mod tests {
     fn a_new_secret_is_tested_before_anything_is_said() {
         let new = Tested { spec: "abc".into(), secrets: vec!["uid/2".into()] };
         assert_eq!(status(Some(&ready()), &Standing::Untried, &new, 1, at(9)), None);
+    }
+
+    #[test]
+    fn a_move_is_told_until_the_spec_changes() {
+        let moved = status(Some(&ready()), &Standing::Taken { migrated_to: Some(-100) }, &tested(), 1, at(1)).unwrap();
+        assert_eq!(migrated(Some(&moved), "abc"), Some(-100));
+        let words = |status: &ContactPointStatus| conditions::get(&status.conditions, READY).unwrap().message.clone();
+        assert!(words(&moved).contains("-100"), "{}", words(&moved));
+        // After a restart nothing is new.
+        let again = status(Some(&moved), &Standing::Untried, &tested(), 1, at(2)).unwrap();
+        assert_eq!(again, moved);
+
+        let other = Tested { spec: "def".into(), ..tested() };
+        assert_eq!(migrated(Some(&moved), &other.spec), None, "another chat's move");
+        let taken = status(Some(&moved), &Standing::Taken { migrated_to: None }, &other, 2, at(3)).unwrap();
+        assert_eq!((taken.migrated_to_chat_id, words(&taken)), (None, "messages can be sent".to_owned()));
+        let away = status(Some(&moved), &Standing::Retrying("timeout".into()), &other, 2, at(3)).unwrap();
+        let blocked = blocked(Some(&moved), &other.spec, "SecretNotFound", "no", 2, at(3));
+        assert_eq!((away.migrated_to_chat_id, blocked.migrated_to_chat_id), (None, None));
+    }
+
+    #[test]
+    fn suspending_is_no_change_of_the_endpoint() {
+        let spec = |suspend| ContactPointSpec { type_: "Telegram".into(), suspend, ..ContactPointSpec::default() };
+        assert_eq!(digest(&spec(None)), digest(&spec(Some(true))));
+        assert_ne!(digest(&spec(None)), digest(&ContactPointSpec::default()));
     }
 
     #[test]

@@ -211,6 +211,37 @@ async fn a_chat_that_moved_is_followed_once() {
     assert_eq!(server.received_requests().await.unwrap().len(), 4);
 }
 
+/// The chat that a message was moved to has its own pace, and its own silence.
+#[tokio::test]
+async fn the_pace_is_that_of_the_chat_it_moved_to() {
+    const TO: i64 = -1_001_234_567_890;
+    let server = MockServer::start().await;
+    let answer = |code: u16, parameters: Value| {
+        let body = json!({ "ok": false, "error_code": code, "parameters": parameters });
+        ResponseTemplate::new(code).set_body_json(body)
+    };
+    let (moved, busy) = (json!({ "migrate_to_chat_id": TO }), json!({ "retry_after": 90_000 }));
+    Mock::given(body_partial_json(json!({ "chat_id": -7 }))).respond_with(answer(400, moved)).mount(&server).await;
+    let new = || Mock::given(body_partial_json(json!({ "chat_id": TO })));
+    new()
+        .respond_with(ResponseTemplate::new(200).set_body_json(json!({ "ok": true })))
+        .up_to_n_times(1)
+        .mount(&server)
+        .await;
+    new().respond_with(answer(429, busy)).mount(&server).await;
+    let window = Duration::from_millis(300);
+    let pace = Limits { chat: Pacing { requests: 1, window }, ..Limits::default() };
+    let sender = sender(Config { telegram_api_url: server.uri(), pace, ..config() });
+
+    let start = Instant::now();
+    assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Sent");
+    assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Retry");
+    assert!(start.elapsed() >= window, "one request in each window");
+    sender.slot(&chat(-7)).await;
+    let waited = tokio::time::timeout(2 * window, sender.slot(&chat(TO))).await;
+    assert!(waited.is_err(), "it asked to be left alone");
+}
+
 #[rstest]
 #[case("3", 3)]
 #[case("0", 0)]
