@@ -227,6 +227,9 @@ pub struct ContactPointStatus {
     /// What the last test message was sent with: another one is sent when this changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tested: Option<Tested>,
+    /// True while it is suspended if it was ready before: it is again when it is resumed, without a test message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_when_resumed: Option<bool>,
     /// The supergroup that Telegram says this group became (`migrate_to_chat_id`); messages go there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migrated_to_chat_id: Option<i64>,

@@ -59,19 +59,19 @@ pub enum Blocked {
     SpecInvalid(String),
     /// The apiserver did not answer, or not with a Secret.
     #[error("a Secret could not be read: {0}")]
-    Unanswered(String),
+    SecretUnreadable(String),
 }
 
 impl Blocked {
-    /// The condition's reason; none for what passes by itself.
-    pub fn reason(&self) -> Option<&'static str> {
+    /// The condition's reason.
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::SecretNotFound(_) => Some("SecretNotFound"),
-            Self::SecretKeyMissing(_) => Some("SecretKeyMissing"),
-            Self::SecretInvalid(_) => Some("SecretInvalid"),
-            Self::SecretForbidden(_) => Some("SecretForbidden"),
-            Self::SpecInvalid(_) => Some("SpecInvalid"),
-            Self::Unanswered(_) => None,
+            Self::SecretNotFound(_) => "SecretNotFound",
+            Self::SecretKeyMissing(_) => "SecretKeyMissing",
+            Self::SecretInvalid(_) => "SecretInvalid",
+            Self::SecretForbidden(_) => "SecretForbidden",
+            Self::SpecInvalid(_) => "SpecInvalid",
+            Self::SecretUnreadable(_) => "SecretUnreadable",
         }
     }
 }
@@ -279,8 +279,8 @@ impl Secrets<'_> {
                 "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
             ))),
             // Its words would quote what it could not make sense of.
-            Err(kube::Error::SerdeError(_)) => Err(Blocked::Unanswered("the answer is no Secret".into())),
-            Err(error) => Err(Blocked::Unanswered(telemetry::causes(&error))),
+            Err(kube::Error::SerdeError(_)) => Err(Blocked::SecretUnreadable("the answer is no Secret".into())),
+            Err(error) => Err(Blocked::SecretUnreadable(telemetry::causes(&error))),
         }
     }
 

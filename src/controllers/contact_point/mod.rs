@@ -120,7 +120,7 @@ impl<T: Transport> ContactPoints<T> {
             return;
         }
         let regarding = point.object_ref(&());
-        if status.ready {
+        if status.ready || now.reason == standing::SUSPENDED {
             self.events.normal(regarding, "Test", &now.reason, now.message.clone());
         } else {
             self.events.warning(regarding, "Test", &now.reason, now.message.clone());
@@ -131,10 +131,8 @@ impl<T: Transport> ContactPoints<T> {
 /// How a line starts: an endpoint that was tested before is not tested again.
 fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> Stage {
     match status {
-        Some(status) if status.tested.as_ref() == Some(tested) && status.ready => Stage::Open,
+        Some(status) if standing::known_well(status, tested) => Stage::Open,
         Some(status) if status.tested.as_ref() == Some(tested) => Stage::Probe,
-        // The original program said so, and it sent the message.
-        Some(status) if status.ready && status.observed_generation.is_none() => Stage::Open,
         _ => Stage::Test,
     }
 }
@@ -150,12 +148,15 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
             self.gone(&key);
             return Ok(Outcome::Done);
         }
-        if point.spec.suspend.unwrap_or_default() {
-            self.close(&key);
-            return Ok(Outcome::Done);
-        }
         let now = Time(jiff::Timestamp::now());
         let generation = point.metadata.generation.unwrap_or_default();
+        if point.spec.suspend.unwrap_or_default() {
+            self.close(&key);
+            let spec = standing::digest(&point.spec);
+            let status = standing::suspended(point.status.as_ref(), &spec, generation, now);
+            self.write(&key, &point, status).await?;
+            return Ok(Outcome::Done);
+        }
         match endpoint::gather(&self.source, &point).await {
             Ok(gathered) => {
                 let tested = self.set_up(&key, &point, gathered);
@@ -171,13 +172,19 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                 Ok(Outcome::RequeueAfter(self.reread.mul_f64(rand::random_range(1.0..1.2))))
             }
             Err(blocked) => {
-                let Some(reason) = blocked.reason() else { return Err(Error::ReadSecret(blocked)) };
-                self.close(&key);
-                let words = blocked.to_string();
-                let spec = standing::digest(&point.spec);
-                let status = standing::blocked(point.status.as_ref(), &spec, reason, &words, generation, now);
-                self.write(&key, &point, status).await?;
+                // That passes by itself: what is known stands, and the line goes on.
+                let passing = matches!(blocked, Blocked::SecretUnreadable(_));
+                if !passing {
+                    self.close(&key);
+                }
+                if !passing || standing::unsaid(point.status.as_ref()) {
+                    let (reason, words) = (blocked.reason(), blocked.to_string());
+                    let spec = standing::digest(&point.spec);
+                    let status = standing::blocked(point.status.as_ref(), &spec, reason, &words, generation, now);
+                    self.write(&key, &point, status).await?;
+                }
                 match blocked {
+                    Blocked::SecretUnreadable(_) => Err(Error::ReadSecret(blocked)),
                     Blocked::SpecInvalid(_) => Ok(Outcome::Done),
                     _ => Ok(Outcome::Waiting),
                 }
