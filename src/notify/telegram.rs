@@ -232,7 +232,7 @@ fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secr
         ),
         429 => Reply::Failed(Failure::Retry {
             message: format!("too many requests ({code} {said})"),
-            after: parameters.retry_after.map(Duration::from_secs).or(header),
+            after: parameters.retry_after.map(answer::seconds).or(header),
         }),
         400..=499 if code != 408 => Reply::Failed(Failure::Rejected {
             message: format!("the Bot API refused the message ({code} {said})"),
@@ -241,7 +241,7 @@ fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secr
         200 => Reply::Failed(Failure::Retry { message: format!("no answer of a Bot API (200 {said})"), after: None }),
         _ => Reply::Failed(Failure::Retry {
             message: format!("the Bot API is in trouble ({code} {said})"),
-            after: parameters.retry_after.map(Duration::from_secs).or(header),
+            after: parameters.retry_after.map(answer::seconds).or(header),
         }),
     }
 }

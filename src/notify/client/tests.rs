@@ -195,6 +195,20 @@ async fn a_chat_that_moved_is_followed_once() {
     let moved = |to: i64| {
         ResponseTemplate::new(400).set_body_json(json!({ "ok": false, "error_code": 400,
             "description": "Bad Request: group chat was upgraded to a supergroup chat",
+/// An answer that asks for more than a clock can tell panics nobody: the line adds it to the present.
+#[rstest]
+#[case(json!({ "ok": false, "parameters": { "retry_after": u64::MAX } }), "1")]
+#[case(json!({ "ok": false }), "18446744073709551615")]
+#[case(json!({ "ok": false }), "99999999999999999999999")]
+#[tokio::test]
+async fn a_wait_is_never_too_long_for_the_clock(#[case] body: Value, #[case] header: &str) {
+    let server = answering(ResponseTemplate::new(429).set_body_json(body).insert_header("Retry-After", header)).await;
+    let result = telegram(&server.uri()).send(&chat(7), TEST, false).await;
+    let Err(Failure::Retry { after: Some(after), .. }) = result else { panic!("{result:?}") };
+    assert!(after > Duration::from_hours(50 * 365 * 24), "{after:?}");
+    assert!(std::time::Instant::now().checked_add(after).is_some());
+}
+
             "parameters": { "migrate_to_chat_id": to } }))
     };
     let to = -1_001_234_567_890_i64;
