@@ -136,7 +136,7 @@ pub struct WebhookSpec {
     #[schemars(length(max = 128))]
     #[x_kube(
         validation = header_rule(&format!("self == '' || self.{TOKEN}"), NOT_A_TOKEN),
-        validation = header_rule(&format!("!self.{RESERVED}"), IS_RESERVED),
+        validation = header_rule(&format!("!self.{}", reserved()), IS_RESERVED),
     )]
     pub header_name: String,
     /// Further headers, sent as they stand. Not for secrets: anybody who may read this object reads them.
@@ -144,7 +144,7 @@ pub struct WebhookSpec {
     #[schemars(extend("maxProperties" = 32, "additionalProperties" = { "type": "string", "maxLength": 2048 }))]
     #[x_kube(
         validation = header_rule(&format!("self.all(name, size(name) <= 128 && name.{TOKEN})"), NOT_A_TOKEN),
-        validation = header_rule(&format!("!self.exists(name, name.{RESERVED})"), IS_RESERVED),
+        validation = header_rule(&format!("!self.exists(name, name.{})", reserved()), IS_RESERVED),
         validation = (
             "self.all(name, self.exists_one(other, other.lowerAscii() == name.lowerAscii()))",
             "the same header stands there twice, in capitals and small letters: remove one",
@@ -254,11 +254,41 @@ pub struct Tested {
 const TOKEN: &str = r#"matches(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")"#;
 const NOT_A_TOKEN: &str =
     "write a header's name: letters, digits and !#$%&'*+-.^_`|~, at most 128, such as X-Api-Token";
-/// Headers of one connection (RFC 9110, section 7.6.1), of HTTP's own framing, and those that say what the message is.
-const RESERVED: &str = "matches('(?i)^(connection|keep-alive|te|trailer|transfer-encoding|upgrade|http2-settings|host\
-    |content-length|content-type|content-encoding|expect|user-agent|idempotency-key|proxy-.*|ce-.*|webhook-.*)$')";
+/// Headers of one connection (RFC 9110, section 7.6.1), of HTTP's own framing, and those that say what the message is. One
+/// that ends in `-` stands for all that begin so.
+const RESERVED: [&str; 17] = [
+    "connection",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "http2-settings",
+    "host",
+    "content-length",
+    "content-type",
+    "content-encoding",
+    "expect",
+    "user-agent",
+    "idempotency-key",
+    "proxy-",
+    "ce-",
+    "webhook-",
+];
 const IS_RESERVED: &str = "HTTP itself or Quartermaster sets this header (Host, Connection, Content-*, Transfer-Encoding, \
     Proxy-*, ce-*, webhook-*, Idempotency-Key, User-Agent and the like): take another one; a body's type goes into contentType";
+
+/// Whether HTTP itself or every request sets this header.
+pub fn is_reserved(header: &str) -> bool {
+    let header = header.to_ascii_lowercase();
+    RESERVED.iter().any(|name| if name.ends_with('-') { header.starts_with(name) } else { header == *name })
+}
+
+/// The same in CEL, of a text.
+fn reserved() -> String {
+    let names = RESERVED.map(|name| if name.ends_with('-') { format!("{name}.*") } else { name.to_owned() });
+    format!("matches('(?i)^({})$')", names.join("|"))
+}
 
 fn header_rule(rule: &str, message: &str) -> Rule {
     Rule::new(rule).message(message)

@@ -13,6 +13,7 @@ use secrecy::{ExposeSecret, SecretString};
 use super::answer::{self, Secrets};
 use super::{Failure, Sent, StopReason};
 
+use crate::api::contact_point::is_reserved;
 pub mod event;
 pub mod sign;
 pub mod tls;
@@ -148,26 +149,6 @@ fn parse_url(text: &str) -> Result<reqwest::Url, String> {
         return Err("credentials in a URL are not sent; use apiToken and headerName".into());
     }
     Ok(url)
-}
-
-/// Headers that are the connection's, or that every request sets itself.
-fn is_reserved(name: &str) -> bool {
-    const RESERVED: [&str; 13] = [
-        "connection",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "idempotency-key",
-        "keep-alive",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ];
-    RESERVED.contains(&name) || name.starts_with("ce-") || name.starts_with("webhook-")
 }
 
 fn header_name(name: &str) -> Result<HeaderName, String> {
