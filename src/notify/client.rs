@@ -117,7 +117,7 @@ impl Sender {
     async fn send_telegram(&self, chat: &Chat, content: Content<'_>, plain: bool) -> Result<Sent, Failure> {
         let cluster = self.cluster.as_deref();
         let (text, taken) = match content {
-            Content::Test { .. } => (message::READY.to_owned(), 0),
+            Content::Test { .. } => (message::ready(cluster), 0),
             Content::Entries(items) => {
                 let rendered = message::render(items, cluster, plain, Limit::TELEGRAM);
                 (rendered.text, rendered.taken)

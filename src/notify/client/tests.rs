@@ -87,6 +87,19 @@ async fn a_telegram_message_is_one_post() {
     assert_eq!(requests[0].headers["content-type"], "application/json");
 }
 
+#[tokio::test]
+async fn the_clusters_name_is_a_line_of_every_message() {
+    let server = answering(ResponseTemplate::new(200).set_body_json(json!({ "ok": true }))).await;
+    let cluster_name = Some("prod".to_owned());
+    let sender = sender(Config { telegram_api_url: server.uri(), cluster_name, ..config() });
+    sender.send(&chat(7), TEST, false).await.unwrap();
+    sender.send(&chat(7), Content::Entries(&[updated("1", "3")]), false).await.unwrap();
+    let requests = server.received_requests().await.unwrap();
+    let text = |index: usize| requests[index].body_json::<Value>().unwrap()["text"].as_str().unwrap().to_owned();
+    assert_eq!(text(0), "Contact point is ready\nCluster: prod");
+    assert!(text(1).ends_with("\nCluster: prod"), "{}", text(1));
+}
+
 /// The rules for what is permanent and what is retried; each also with an answer that is no JSON.
 #[rstest]
 #[case("{\"ok\":false,\"description\":\"x\"}")]
@@ -182,19 +195,6 @@ async fn retry_after_is_honoured_to_the_second_and_without_bound() {
     assert!(waited.is_err());
 }
 
-#[tokio::test]
-async fn without_parameters_the_header_counts() {
-    let server = answering(ResponseTemplate::new(429).insert_header("Retry-After", "7200")).await;
-    let result = telegram(&server.uri()).send(&chat(7), TEST, false).await;
-    assert!(matches!(result, Err(Failure::Retry { after: Some(after), .. }) if after.as_secs() == 7200));
-}
-
-#[tokio::test]
-async fn a_chat_that_moved_is_followed_once() {
-    let server = MockServer::start().await;
-    let moved = |to: i64| {
-        ResponseTemplate::new(400).set_body_json(json!({ "ok": false, "error_code": 400,
-            "description": "Bad Request: group chat was upgraded to a supergroup chat",
 /// An answer that asks for more than a clock can tell panics nobody: the line adds it to the present.
 #[rstest]
 #[case(json!({ "ok": false, "parameters": { "retry_after": u64::MAX } }), "1")]
@@ -209,6 +209,19 @@ async fn a_wait_is_never_too_long_for_the_clock(#[case] body: Value, #[case] hea
     assert!(std::time::Instant::now().checked_add(after).is_some());
 }
 
+#[tokio::test]
+async fn without_parameters_the_header_counts() {
+    let server = answering(ResponseTemplate::new(429).insert_header("Retry-After", "7200")).await;
+    let result = telegram(&server.uri()).send(&chat(7), TEST, false).await;
+    assert!(matches!(result, Err(Failure::Retry { after: Some(after), .. }) if after.as_secs() == 7200));
+}
+
+#[tokio::test]
+async fn a_chat_that_moved_is_followed_once() {
+    let server = MockServer::start().await;
+    let moved = |to: i64| {
+        ResponseTemplate::new(400).set_body_json(json!({ "ok": false, "error_code": 400,
+            "description": "Bad Request: group chat was upgraded to a supergroup chat",
             "parameters": { "migrate_to_chat_id": to } }))
     };
     let to = -1_001_234_567_890_i64;
@@ -299,6 +312,9 @@ async fn a_webhook_gets_token_headers_and_signature() {
     assert_eq!((header("authorization"), header("x-team")), ("Bearer s3cr3t", "blue"));
     assert_eq!((header("ce-id"), header("webhook-id"), header("idempotency-key")), ("e1", "e1", "e1"));
     assert_eq!(request.body_json::<Value>().unwrap()["cluster"], "prod");
+    sender.send(&hook, TEST, false).await.unwrap();
+    let test: Value = server.received_requests().await.unwrap()[1].body_json().unwrap();
+    assert_eq!((&test["cluster"], &test["text"]), (&json!("prod"), &json!("Contact point is ready\nCluster: prod")));
     // As a receiver checks it.
     let signed = format!("e1.{}.{}", header("webhook-timestamp"), std::str::from_utf8(&request.body).unwrap());
     let mut mac = <hmac::Hmac<sha2::Sha256> as hmac::KeyInit>::new_from_slice(b"key").unwrap();

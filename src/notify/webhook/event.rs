@@ -73,8 +73,9 @@ impl Event {
     }
 
     fn test(hook: &Hook, namespace: &str, name: &str, cluster: Option<&str>) -> Self {
-        let data = Ready { cluster, namespace, name, text: message::READY };
-        let own = hook.body.as_deref().and_then(|body| {
+        let text = message::ready(cluster);
+        let data = Ready { cluster, namespace, name, text: &text };
+        let own = hook.body.as_ref().and_then(|body| {
             let view = View {
                 kind: "ContactPoint".into(),
                 namespace: namespace.into(),
