@@ -30,14 +30,6 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// Whether a template of the contact point's own makes what is sent to it.
-    pub fn has_template(&self) -> bool {
-        match self {
-            Self::Telegram(_) => false,
-            Self::Webhook(hook) => hook.body.is_some(),
-        }
-    }
-
     /// Sends to the supergroup `to` from here on, which a chat became.
     pub fn follow(&mut self, to: i64) {
         if let Self::Telegram(chat) = self {
