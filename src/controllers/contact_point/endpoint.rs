@@ -17,7 +17,6 @@ use crate::api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, Webhook
 use crate::cli::SharedSecrets;
 use crate::notify::telegram::Chat;
 use crate::notify::webhook::{Hook, Parts, SigningKey, Tls};
-use crate::notify::{Endpoint, message};
 use crate::runtime::telemetry;
 
 /// Where Secrets are looked for.
@@ -151,17 +150,13 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
         }
         None => None,
     };
-    if let Some(body) = &spec.body {
-        message::check_body(body)
-            .map_err(|error| Blocked::SpecInvalid(format!("spec.webhookSpec.body is no template: {error}")))?;
-    }
     let timeout = spec.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
     Hook::new(Parts {
         url,
         url_is_secret: spec.url_from.is_some(),
         token,
         headers: spec.headers.clone(),
-        body: spec.body.as_deref().map(Arc::from),
+        body: spec.body.clone(),
         content_type: spec.content_type.clone(),
         signing_key,
         timeout,

@@ -27,7 +27,7 @@ fn chat() -> Endpoint {
 }
 
 fn templated() -> Endpoint {
-    let parts = Parts { url: "http://x.test/".into(), body: Some(Arc::from("{{ text }}")), ..Parts::default() };
+    let parts = Parts { url: "http://x.test/".into(), body: Some("{{ text }}".into()), ..Parts::default() };
     Endpoint::Webhook(Box::new(Hook::new(parts).unwrap()))
 }
 

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::answer::{self, Secrets};
+use super::message::template::Body;
 use super::{Failure, Sent, StopReason};
 
 use crate::api::contact_point::is_reserved;
@@ -36,7 +37,7 @@ pub struct Parts {
     /// `headers`.
     pub headers: BTreeMap<String, String>,
     /// `body`.
-    pub body: Option<Arc<str>>,
+    pub body: Option<String>,
     /// `contentType`.
     pub content_type: Option<String>,
     /// `signingKey`.
@@ -69,7 +70,7 @@ pub struct Hook {
     pub(super) url: reqwest::Url,
     headers: http::HeaderMap,
     secrets: Vec<SecretString>,
-    pub(super) body: Option<Arc<str>>,
+    pub(super) body: Option<Body>,
     pub(super) content_type: HeaderValue,
     signing_key: Option<SigningKey>,
     pub(super) timeout: Option<Duration>,
@@ -104,17 +105,15 @@ impl Hook {
         if let Some(key) = &parts.signing_key {
             secrets.push(key.secret().clone());
         }
-        if let Some(body) = &parts.body {
-            crate::notify::message::check_body(body).map_err(|message| Invalid::new("body", message))?;
-        }
-        let content_type = parts.content_type.as_deref().filter(|_| parts.body.is_some()).unwrap_or("application/json");
+        let body = parts.body.as_deref().map(Body::new).transpose().map_err(|message| Invalid::new("body", message))?;
+        let content_type = parts.content_type.as_deref().filter(|_| body.is_some()).unwrap_or("application/json");
         let content_type = HeaderValue::from_str(content_type)
             .map_err(|_| Invalid::new("contentType", "holds a control character; write for example text/plain"))?;
         Ok(Self {
             url,
             headers,
             secrets,
-            body: parts.body,
+            body,
             content_type,
             signing_key: parts.signing_key,
             timeout: parts.timeout,
