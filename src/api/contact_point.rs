@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use super::common::{Conditions, SECRET_NAME, SecretKey, conditions_schema, rule_over};
+use super::common::{Conditions, SECRET_NAME, SecretKeySelector, conditions_schema, rule_over};
 
 /// The `type` of a contact point that is a Telegram chat.
 pub const TELEGRAM: &str = "Telegram";
@@ -60,7 +60,7 @@ pub struct ContactPointSpec {
     pub type_: String,
     /// The bot token (Telegram), or the value of header `webhookSpec.headerName` (Webhook).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub api_token: Option<SecretKey>,
+    pub api_token: Option<SecretKeySelector>,
     /// The chat, for `type: Telegram`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub telegram_spec: Option<TelegramSpec>,
@@ -130,7 +130,7 @@ pub struct WebhookSpec {
     pub url: String,
     /// Where to POST, when the URL itself is the secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub url_from: Option<SecretKey>,
+    pub url_from: Option<SecretKeySelector>,
     /// The header that carries `apiToken`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
@@ -169,7 +169,7 @@ pub struct WebhookSpec {
     pub content_type: Option<String>,
     /// Signs each request as Standard Webhooks has it (HMAC-SHA256), with this key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub signing_key: Option<SecretKey>,
+    pub signing_key: Option<SecretKeySelector>,
     /// Seconds that one attempt may take, 1 to 30; 10 unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 30))]

@@ -40,6 +40,9 @@ pub enum BadToken {
 impl Chat {
     /// A chat from the bytes of a Secret. Nothing is asked of the token's length: the documents' example is shorter than
     /// a real one.
+    ///
+    /// # Errors
+    /// Why they are no token.
     pub fn new(token: &[u8], chat: ChatId, thread: Option<i64>, silent: bool) -> Result<Self, BadToken> {
         let token = std::str::from_utf8(token).map_err(|_| BadToken::NotText)?;
         if token.trim().len() != token.len() {

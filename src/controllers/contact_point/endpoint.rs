@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
@@ -12,9 +11,10 @@ use secrecy::SecretString;
 
 use super::standing;
 use crate::api::ContactPoint;
-use crate::api::common::{SHARED, SecretKey};
+use crate::api::common::{SHARED, SecretKeySelector};
 use crate::api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
 use crate::cli::SharedSecrets;
+use crate::notify::Endpoint;
 use crate::notify::telegram::Chat;
 use crate::notify::webhook::{Hook, Parts, SigningKey, Tls};
 use crate::runtime::telemetry;
@@ -56,7 +56,7 @@ pub enum Blocked {
     /// The spec says too little, or what cannot be.
     #[error("{0}")]
     SpecInvalid(String),
-    /// The apiserver did not answer, or not with a Secret.
+    /// The apiserver did not answer, or not with a Secret: it passes by itself.
     #[error("a Secret could not be read: {0}")]
     SecretUnreadable(String),
 }
@@ -76,6 +76,9 @@ impl Blocked {
 }
 
 /// Reads what `point` refers to and checks it.
+///
+/// # Errors
+/// Why there is no endpoint, without any secret in it.
 pub async fn gather(source: &Source, point: &ContactPoint) -> Result<Gathered, Blocked> {
     let mut secrets = Secrets { source, point, read: BTreeMap::new() };
     let endpoint = match point.spec.type_.as_str() {
@@ -203,13 +206,13 @@ impl Found {
 
 impl Secrets<'_> {
     /// The value of one key.
-    async fn value(&mut self, reference: &SecretKey) -> Result<ByteString, Blocked> {
+    async fn value(&mut self, reference: &SecretKeySelector) -> Result<ByteString, Blocked> {
         let found = self.secret(&reference.secret_name).await?;
         match found.data.get(&reference.key) {
             Some(value) => Ok(value.clone()),
             None if found.shared => Err(self.not_found(&reference.secret_name)),
             None => {
-                let SecretKey { secret_name, key } = reference;
+                let SecretKeySelector { secret_name, key } = reference;
                 let keys: Vec<&str> = found.data.keys().map(String::as_str).collect();
                 Err(Blocked::SecretKeyMissing(format!(
                     "Secret {secret_name:?} has no key {key:?}; it has {}",
@@ -220,15 +223,15 @@ impl Secrets<'_> {
     }
 
     /// The value of one key, as text.
-    async fn text(&mut self, reference: &SecretKey) -> Result<SecretString, Blocked> {
+    async fn text(&mut self, reference: &SecretKeySelector) -> Result<SecretString, Blocked> {
         let value = self.value(reference).await?;
         let text = std::str::from_utf8(&value.0).map_err(|_| self.invalid(reference, &"it is not UTF-8"))?;
         Ok(text.into())
     }
 
     /// What a key holds is not what it should be.
-    fn invalid(&self, reference: &SecretKey, error: &dyn fmt::Display) -> Blocked {
-        let SecretKey { secret_name, key } = reference;
+    fn invalid(&self, reference: &SecretKeySelector, error: &dyn fmt::Display) -> Blocked {
+        let SecretKeySelector { secret_name, key } = reference;
         self.unusable(secret_name, format!("key {key:?} of Secret {secret_name:?}: {error}"))
     }
 

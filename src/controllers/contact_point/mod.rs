@@ -62,7 +62,7 @@ pub struct ContactPoints<T> {
     /// What was written last.
     pub written: Written<ContactPoint>,
     /// What the line of each contact point was set up with.
-    pub lines: Mutex<HashMap<Key, SetUp>>,
+    pub set_up: Mutex<HashMap<Key, SetUp>>,
 }
 
 /// What a line was set up with.
@@ -73,7 +73,7 @@ pub struct SetUp {
 
 impl<T: Transport> ContactPoints<T> {
     fn set_ups(&self) -> MutexGuard<'_, HashMap<Key, SetUp>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.set_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn close(&self, key: &Key) {

@@ -13,17 +13,14 @@ use secrecy::{ExposeSecret, SecretString};
 use super::answer::{self, Secrets};
 use super::message::template::Body;
 use super::{Failure, Sent, StopReason};
-
 use crate::api::contact_point::is_reserved;
+
 pub mod event;
 pub mod sign;
 pub mod tls;
 
 pub use sign::SigningKey;
 pub use tls::Tls;
-
-/// A `Retry-After` is honoured up to here unless the sender is told otherwise.
-pub const RETRY_AFTER_CAP: Duration = Duration::from_hours(1);
 
 /// What a contact point's spec and Secrets say of an endpoint.
 #[derive(Default)]
@@ -79,6 +76,9 @@ pub struct Hook {
 
 impl Hook {
     /// Checks the parts.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with them.
     pub fn new(parts: Parts) -> Result<Self, Invalid> {
         let url_field = if parts.url_is_secret { "urlFrom" } else { "url" };
         let url = parse_url(parts.url.expose_secret()).map_err(|message| Invalid::new(url_field, message))?;
