@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::tracker::{TargetKey, Tracker, Trouble};
 use crate::api::{ContactPoint, TrackedField};
+use crate::controllers::contact_point::standing::SUSPENDED;
 use crate::notify::message;
 use crate::runtime::watch_hub::ResourceName;
 use crate::runtime::{Key, conditions};
@@ -159,14 +160,15 @@ pub fn of_template(object: &TrackedField) -> Option<Waiting> {
 /// What keeps a contact point from taking messages.
 pub fn of_point(point: &ContactPoint) -> Option<Waiting> {
     let name = point.metadata.name.clone().unwrap_or_default();
-    if point.spec.suspend.unwrap_or_default() {
+    let status = point.status.as_ref();
+    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
+    // One that is being resumed says so until its status is written.
+    if point.spec.suspend.unwrap_or_default() || ready.is_some_and(|ready| ready.reason == SUSPENDED) {
         return Some(Waiting::ContactPointNotReady { name, because: "it is suspended".into() });
     }
-    let status = point.status.as_ref();
     if status.is_some_and(|status| status.ready) {
         return None;
     }
-    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
     let because = ready.map_or_else(
         || "it has not been tried yet".to_owned(),
         |condition| format!("{}: {}", condition.reason, condition.message),

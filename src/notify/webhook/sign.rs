@@ -21,7 +21,10 @@ pub struct SigningKey {
 }
 
 impl SigningKey {
-    /// A key from the bytes of a Secret: `whsec_` and base64, or the key itself. The error never says what it is.
+    /// A key from the bytes of a Secret: `whsec_` and base64, or the key itself.
+    ///
+    /// # Errors
+    /// Why they are no key, never what they are.
     pub fn new(bytes: &[u8]) -> Result<Self, &'static str> {
         let written = String::from_utf8_lossy(bytes);
         let key = match written.strip_prefix(PREFIX) {
