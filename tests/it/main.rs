@@ -1,6 +1,7 @@
 //! The integration tests: one binary, one module a subject, on a real control plane.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod answers;
 mod crds;
 mod docs;
 mod faults;

@@ -8,7 +8,7 @@ use testbed::bot_api::{BotApi, Chat, Kind, Pace};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, TOKEN, taken};
+use crate::support::{Bed, Operator, SOON, Settings, TOKEN, condition, taken};
 
 const CHAT: i64 = 12_345_678;
 
@@ -19,11 +19,6 @@ fn bot_api() -> BotApi {
     telegram.add_token(TOKEN);
     telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
     telegram
-}
-
-fn condition(point: &ContactPoint) -> (String, String) {
-    let condition = &point.status.as_ref().unwrap().conditions[0];
-    (condition.reason.clone(), condition.message.clone())
 }
 
 #[tokio::test]
