@@ -73,6 +73,21 @@ async fn one_test_message_for_each_endpoint() {
     wanted.push(("Updated", Some("4")));
     bed.delivered("replicas", &wanted).await;
     assert_eq!((tests(), taken(&receiver).len()), (3, 7));
+
+    // One that has no Secret any more was tested without one: not again after a restart.
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "apiToken": null, "webhookSpec": { "headerName": null } } }))
+        .await;
+    receiver.wait_for(SOON, |_| tests() == 4).await.unwrap();
+    bed.until("hook", "tested without a Secret", |point: &ContactPoint| {
+        point.status.as_ref().is_some_and(|status| status.tested.as_ref().is_some_and(|it| it.secrets.is_empty()))
+    })
+    .await;
+    operator.kill();
+    operator.restart();
+    bed.scale("web", 5).await;
+    wanted.push(("Updated", Some("5")));
+    bed.delivered("replicas", &wanted).await;
+    assert_eq!((tests(), taken(&receiver).len()), (4, 9));
 }
 
 #[tokio::test]
@@ -174,15 +189,36 @@ async fn a_group_that_moved_is_followed_and_told() {
     assert!(reason == "Ready" && words.contains(&NEW.to_string()), "{reason}: {words}");
     assert_eq!(bed.event("group", "Ready").await.len().min(1), 1);
 
-    // It is not asked at the old address again, after a restart neither.
+    // It is not asked at the old address again, after a restart neither, and still said to have moved.
     let refused = telegram.rejected().len();
+    bed.scale("web", 2).await;
+    let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    bed.delivered("replicas", &wanted).await;
+    assert_eq!(telegram.rejected().len(), refused);
     operator.kill();
     operator.restart();
-    bed.scale("web", 2).await;
-    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.scale("web", 3).await;
+    wanted.push(("Updated", Some("3")));
+    bed.delivered("replicas", &wanted).await;
     assert_eq!(telegram.rejected().len(), refused);
-    let chats: Vec<_> = telegram.messages().iter().map(|message| message.chat_id).collect();
-    assert_eq!(chats, [OLD, NEW, NEW]);
+    assert_eq!(condition(&bed.ready("group").await).1, words);
+    let chats = || telegram.messages().iter().map(|message| message.chat_id).collect::<Vec<_>>();
+    assert_eq!(chats(), [OLD, NEW, NEW, NEW]);
+
+    // Another chat in the spec is another chat: where the former one moved is forgotten.
+    let forgotten = |point: &ContactPoint| {
+        point.status.as_ref().is_some_and(|status| status.ready && status.migrated_to_chat_id.is_none())
+    };
+    for chat in [CHAT, NEW] {
+        let spec = json!({ "spec": { "telegramSpec": { "chatId": chat } } });
+        let generation = bed.patch::<ContactPoint>("group", spec).await.metadata.generation;
+        let point = bed.until("group", "ready with the new chat", |point: &ContactPoint| {
+            forgotten(point) && point.status.as_ref().unwrap().observed_generation == generation
+        });
+        assert_eq!(condition(&point.await).1, "messages can be sent");
+        assert_eq!(chats().last(), Some(&chat));
+    }
+    assert_eq!(chats(), [OLD, NEW, NEW, NEW, CHAT, NEW]);
 }
 
 #[tokio::test]

@@ -102,7 +102,7 @@ async fn telegram(secrets: &mut Secrets<'_>) -> Result<Chat, Blocked> {
         point.spec.api_token.as_ref().ok_or_else(|| {
             Blocked::SpecInvalid("type Telegram needs spec.apiToken: name the bot token's Secret".into())
         })?;
-    let migrated = point.status.as_ref().and_then(|status| status.migrated_to_chat_id);
+    let migrated = super::migrated(point);
     let chat = match (&spec.chat_id, migrated) {
         (Some(ChatId::Id(_)), Some(migrated)) => ChatId::Id(migrated),
         (Some(chat), _) => chat.clone(),

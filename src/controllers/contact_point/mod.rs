@@ -69,6 +69,7 @@ pub struct ContactPoints<T> {
 /// What a line was set up with.
 pub struct SetUp {
     tested: Tested,
+    migrated: Option<i64>,
     requested_at: Option<String>,
 }
 
@@ -92,16 +93,17 @@ impl<T: Transport> ContactPoints<T> {
     /// Sets up the line, unless it is so already.
     fn set_up(&self, key: &Key, point: &ContactPoint, gathered: Gathered) -> Tested {
         let tested = Tested { spec: digest(&point.spec), secrets: gathered.secrets };
+        let migrated = migrated(point);
         let requested_at = point.annotations().get(REQUESTED_AT).cloned();
         let mut set_ups = self.set_ups();
         let known = set_ups.get(key);
-        if known.is_none_or(|known| known.tested != tested) {
+        if known.is_none_or(|known| known.tested != tested || known.migrated != migrated) {
             let stage = stage(point.status.as_ref(), &tested);
             self.outbox.configure(key, gathered.endpoint, stage);
         } else if known.is_some_and(|known| known.requested_at != requested_at) {
             self.outbox.retry_now(key);
         }
-        set_ups.insert(key.clone(), SetUp { tested: tested.clone(), requested_at });
+        set_ups.insert(key.clone(), SetUp { tested: tested.clone(), migrated, requested_at });
         tested
     }
 
@@ -145,6 +147,13 @@ fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> Stage {
         Some(status) if status.ready && status.observed_generation.is_none() => Stage::Open,
         _ => Stage::Test,
     }
+}
+
+/// The supergroup that the group of this spec became; that of a former spec says nothing of another chat.
+fn migrated(point: &ContactPoint) -> Option<i64> {
+    let status = point.status.as_ref()?;
+    let tested = status.tested.as_ref()?;
+    status.migrated_to_chat_id.filter(|_| tested.spec == digest(&point.spec))
 }
 
 /// Digest of what a spec says of the endpoint: suspending it is no change of that.

@@ -15,24 +15,19 @@ pub fn status(
     now: Time,
 ) -> Option<ContactPointStatus> {
     let mut status = before.cloned().unwrap_or_default();
-    let (well, reason, message) = match standing {
+    let (ready, reason, message) = match standing {
         Standing::Untried => {
             // Nothing is sent again to an endpoint that was tested; what is said of it stands, for this generation too.
             let known = status.tested.as_ref() == Some(tested) || status.observed_generation.is_none();
             if !(known && status.ready) {
                 return None;
             }
-            (true, "Ready", "messages can be sent".to_owned())
+            (true, "Ready", well(&status))
         }
         Standing::Taken { migrated_to } => {
-            status.migrated_to_chat_id = migrated_to.or(status.migrated_to_chat_id);
-            let message = match migrated_to {
-                Some(chat) => {
-                    format!("the group became the supergroup {chat}, where messages now go; write that chatId")
-                }
-                None => "messages can be sent".to_owned(),
-            };
-            (true, "Ready", message)
+            let same = status.tested.as_ref().is_some_and(|before| before.spec == tested.spec);
+            status.migrated_to_chat_id = migrated_to.or(status.migrated_to_chat_id.filter(|_| same));
+            (true, "Ready", well(&status))
         }
         // One that was tested stays ready: its messages wait, and each object of theirs says so.
         Standing::Retrying(_) if status.ready && status.tested.as_ref() == Some(tested) => return None,
@@ -40,13 +35,21 @@ pub fn status(
         Standing::Stopped { reason, message } => (false, *reason, message.clone()),
     };
     status.initialized = true;
-    status.ready = well;
+    status.ready = ready;
     status.observed_generation = Some(generation);
     if !matches!(standing, Standing::Retrying(_)) {
         status.tested = Some(tested.clone());
     }
-    conditions::set(&mut status.conditions, READY, well, reason, &message, generation, now);
+    conditions::set(&mut status.conditions, READY, ready, reason, &message, generation, now);
     Some(status)
+}
+
+/// What is said of a receiver that takes messages.
+fn well(status: &ContactPointStatus) -> String {
+    match status.migrated_to_chat_id {
+        Some(chat) => format!("the group became the supergroup {chat}, where messages now go; write that chatId"),
+        None => "messages can be sent".into(),
+    }
 }
 
 /// The status of a contact point that has no endpoint: no attempt was made.
