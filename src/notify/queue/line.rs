@@ -1,13 +1,16 @@
 //! The line of one contact point: what its receiver's answers make of it.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use kube::ResourceExt;
 use tokio::sync::Notify;
 
 use super::{Patience, Standing};
 use crate::api::TrackedField;
+use crate::controllers::tracked_field::history;
 use crate::notify::{Endpoint, Failure, Item, Sent, StopReason};
 use crate::runtime::Key;
 use crate::runtime::backoff::Series;
@@ -140,4 +143,38 @@ impl Line {
             entries.iter().any(|entry| entry.id == item.entry.id && entry.is_pending())
         })
     }
+}
+
+/// The oldest pending entries of these offers. Ids are `UUIDv7`: they sort by time.
+pub(super) fn oldest<'a>(offers: impl Iterator<Item = &'a Offer>, count: usize) -> Vec<Item> {
+    let mut waiting: Vec<_> = offers.map(|offer| items(&offer.object).peekable()).collect();
+    let mut heads = BinaryHeap::new();
+    for (index, items) in waiting.iter_mut().enumerate() {
+        if let Some(item) = items.peek() {
+            heads.push(Reverse((item.entry.id.clone(), index)));
+        }
+    }
+    let mut oldest = Vec::new();
+    while oldest.len() < count
+        && let Some(Reverse((_, index))) = heads.pop()
+    {
+        oldest.extend(waiting[index].next());
+        if let Some(item) = waiting[index].peek() {
+            heads.push(Reverse((item.entry.id.clone(), index)));
+        }
+    }
+    oldest
+}
+
+/// What is pending in an object, oldest first, with what its message needs to know.
+fn items(object: &TrackedField) -> impl Iterator<Item = Item> {
+    let template: Option<Arc<str>> = object.spec.template.as_deref().map(Arc::from);
+    history::pending(object.status.as_deref().unwrap_or_default()).map(move |(entry, previous)| Item {
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+        uid: object.uid().unwrap_or_default(),
+        template: template.clone(),
+        entry: entry.clone(),
+        previous: previous.cloned(),
+    })
 }

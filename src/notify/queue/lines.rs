@@ -1,14 +1,12 @@
 //! What is sent next, and what an answer means: no clock, no network.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kube::ResourceExt;
 use tokio::sync::Notify;
 
-use super::line::{Batch, FAILING_FROM, Gate, Line, Offer};
+use super::line::{Batch, FAILING_FROM, Gate, Line, Offer, oldest};
 use super::{Patience, Stage, Standing};
 use crate::api::TrackedField;
 use crate::controllers::tracked_field::history::{self, Outcome};
@@ -135,13 +133,18 @@ impl Lines {
     /// How many more entries wait than before.
     pub fn offer(&mut self, point: &Key, object: &Arc<TrackedField>) -> i64 {
         let field = Key::of(object.as_ref());
-        let before = self.take_out(&field);
-        let pending = object.status.iter().flatten().filter(|entry| entry.is_pending()).count();
+        // What nobody can send (an entry without an id) is no work.
+        let pending = history::pending(object.status.as_deref().unwrap_or_default()).count();
+        let mut before = 0;
+        if pending == 0 || self.places.get(&field).is_some_and(|place| place != point) {
+            before = self.take_out(&field);
+        }
         if pending == 0 {
             return -signed(before);
         }
         let line = self.by_point.entry(point.clone()).or_default();
-        line.offers.insert(field.clone(), Offer { object: Arc::clone(object), pending });
+        let offer = Offer { object: Arc::clone(object), pending };
+        before += line.offers.insert(field.clone(), offer).map_or(0, |offer| offer.pending);
         line.changed.notify_one();
         self.places.insert(field, point.clone());
         signed(pending) - signed(before)
@@ -215,8 +218,8 @@ impl Lines {
     }
 
     /// Offers of a line with nothing in the air.
-    fn sendable<'a>(&'a self, line: &'a Line) -> impl Iterator<Item = (&'a Key, &'a Offer)> {
-        line.offers.iter().filter(|(field, _)| !self.flying.contains_key(*field))
+    fn sendable<'a>(&'a self, line: &'a Line) -> impl Iterator<Item = &'a Offer> {
+        line.offers.iter().filter(|(field, _)| !self.flying.contains_key(*field)).map(|(_, offer)| offer)
     }
 
     /// The request to send now, if there still is one. Its entries are in flight from here on.
@@ -229,10 +232,11 @@ impl Lines {
         let batch = match (&line.batch, line.stage) {
             (_, Gate::Test) => Batch { items: Vec::new(), plain: false },
             (Some(batch), _) if line.still_waits(batch) => batch.clone(),
-            (_, Gate::Stopped) => Batch { items: self.oldest(line, 1), plain: false },
-            _ => Batch { items: self.oldest(line, if line.singly > 0 { 1 } else { BATCH }), plain: false },
+            (_, Gate::Stopped) => Batch { items: oldest(self.sendable(line), 1), plain: false },
+            _ => Batch { items: oldest(self.sendable(line), if line.singly > 0 { 1 } else { BATCH }), plain: false },
         };
         if batch.items.is_empty() && line.stage == Gate::Open {
+            self.by_point.get_mut(point)?.batch = None;
             return None;
         }
         for item in &batch.items {
@@ -246,27 +250,6 @@ impl Lines {
         line.batch = (!batch.items.is_empty()).then_some(batch);
         line.sending = true;
         Some(request)
-    }
-
-    /// The oldest pending entries of a line. Ids are `UUIDv7`: they sort by time.
-    fn oldest(&self, line: &Line, count: usize) -> Vec<Item> {
-        let mut waiting: Vec<_> = self.sendable(line).map(|(_, offer)| items(&offer.object).peekable()).collect();
-        let mut heads = BinaryHeap::new();
-        for (index, items) in waiting.iter_mut().enumerate() {
-            if let Some(item) = items.peek() {
-                heads.push(Reverse((item.entry.id.clone(), index)));
-            }
-        }
-        let mut oldest = Vec::new();
-        while oldest.len() < count
-            && let Some(Reverse((_, index))) = heads.pop()
-        {
-            oldest.extend(waiting[index].next());
-            if let Some(item) = waiting[index].peek() {
-                heads.push(Reverse((item.entry.id.clone(), index)));
-            }
-        }
-        oldest
     }
 
     /// Takes in the answer to a request.
@@ -301,9 +284,7 @@ impl Lines {
                         concerned.fields.extend(line.offers.keys().cloned());
                     }
                 }
-                if self.by_point.get(point).is_none_or(|line| line.batch.is_none()) {
-                    self.ground(point);
-                }
+                self.release(point);
             }
         }
         self.notify(point);
@@ -367,10 +348,31 @@ impl Lines {
         if self.by_point.get(point).is_some_and(|line| line.sending) {
             return;
         }
-        self.flying.retain(|_, flying| {
+        let mut freed = Vec::new();
+        self.flying.retain(|field, flying| {
             flying.retain(|entry| entry.line != *point || entry.outcome.is_some());
+            if flying.is_empty() {
+                freed.push(field.clone());
+            }
             !flying.is_empty()
         });
+        // Another line may have waited for it.
+        for place in freed.iter().filter_map(|field| self.places.get(field)).filter(|place| *place != point) {
+            self.notify(place);
+        }
+    }
+
+    /// Unless it is in the air, a request of which an entry no longer waits here is not sent again: the others are free.
+    fn release(&mut self, point: &Key) {
+        if let Some(line) = self.by_point.get_mut(point) {
+            if line.batch.as_ref().is_some_and(|batch| !line.sending && !line.still_waits(batch)) {
+                line.batch = None;
+            }
+            if line.batch.is_some() {
+                return;
+            }
+        }
+        self.ground(point);
     }
 
     /// How many entries waited.
@@ -379,6 +381,7 @@ impl Lines {
         let Some(line) = self.by_point.get_mut(&place) else { return 0 };
         let waited = line.offers.remove(field).map_or(0, |offer| offer.pending);
         line.changed.notify_one();
+        self.release(&place);
         self.drop_if_idle(&place);
         waited
     }
@@ -392,17 +395,4 @@ impl Lines {
 
 fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
-}
-
-/// What is pending in an object, oldest first, with what its message needs to know.
-fn items(object: &TrackedField) -> impl Iterator<Item = Item> {
-    let template: Option<Arc<str>> = object.spec.template.as_deref().map(Arc::from);
-    history::pending(object.status.as_deref().unwrap_or_default()).map(move |(entry, previous)| Item {
-        namespace: object.namespace().unwrap_or_default(),
-        name: object.name_any(),
-        uid: object.uid().unwrap_or_default(),
-        template: template.clone(),
-        entry: entry.clone(),
-        previous: previous.cloned(),
-    })
 }

@@ -163,6 +163,72 @@ fn a_retry_without_one_of_its_entries_is_a_new_request() {
 }
 
 #[test]
+fn what_leaves_between_two_attempts_is_not_waited_for() {
+    for moves in [false, true] {
+        let mut line = Line::open();
+        line.lines.configure(&key("q"), chat(), Stage::Open);
+        line.offer("a", &["1"]);
+        line.offer("b", &["2"]);
+        let request = line.take().unwrap();
+        line.answer(&request, Err(retry("refused")));
+        if moves {
+            line.lines.offer(&key("q"), &field("a", &["1"]));
+            assert_eq!(ids(&line.lines.take(&key("q"), line.now).unwrap()), ["1"], "the other one takes it at once");
+        } else {
+            line.lines.withdraw(&key("a"), false);
+        }
+        line.lines.withdraw(&key("b"), true);
+        line.now += PATIENCE.retry.max * 2;
+        assert!(line.waits(), "nothing is left to send");
+        line.offer("c", &["3"]);
+        assert_eq!(ids(&line.take().unwrap()), ["3"]);
+    }
+}
+
+#[test]
+fn what_moves_while_it_is_sent_goes_when_its_answer_has_come() {
+    let mut line = Line::open();
+    let worker = line.lines.configure(&key("q"), chat(), Stage::Open).unwrap();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.lines.offer(&key("q"), &field("a", &["1"]));
+    let told = || is_told(&worker);
+    assert!(told() && !told());
+    line.answer(&request, Err(retry("refused")));
+    assert!(told(), "the other line is told");
+    assert_eq!(ids(&line.lines.take(&key("q"), line.now).unwrap()), ["1"]);
+    line.now += PATIENCE.retry.max * 2;
+    assert!(line.waits());
+}
+
+/// Whether a worker that waits would be woken; it then is not again.
+fn is_told(changed: &tokio::sync::Notify) -> bool {
+    use futures::FutureExt;
+    changed.notified().now_or_never().is_some()
+}
+
+#[test]
+fn a_batch_that_has_become_empty_is_no_work() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.answer(&request, Err(retry("refused")));
+    line.offer("a", &["1!"]); // it grew too old
+    line.now += PATIENCE.retry.max * 2;
+    assert!(line.take().is_none());
+    assert!(line.waits(), "a worker would spin");
+}
+
+#[test]
+fn a_pending_entry_that_nobody_can_send_is_no_work() {
+    let mut line = Line::open();
+    let mut object = (*field("a", &["1"])).clone();
+    object.status.as_mut().unwrap()[0].id = None;
+    assert_eq!(line.lines.offer(&key("p"), &Arc::new(object)), 0);
+    assert!(line.waits(), "a worker would spin");
+}
+
+#[test]
 fn a_receiver_may_ask_for_more_time() {
     let mut line = Line::open();
     line.offer("a", &["1"]);
