@@ -7,7 +7,6 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::Secret;
 use quartermaster::api::{ContactPoint, TrackedField};
-use rstest::rstest;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use testbed::receiver::{Receiver, Reply, Request};
@@ -291,7 +290,6 @@ fn ntfy(request: &Request) -> String {
     std::str::from_utf8(&request.body).unwrap().to_owned()
 }
 
-#[rstest]
 #[tokio::test]
 async fn the_samples_give_what_each_place_asks_for() {
     let bed = Bed::shared("places").await;
@@ -301,7 +299,6 @@ async fn the_samples_give_what_each_place_asks_for() {
         [("slack", slack), ("discord", discord), ("teams", teams), ("ntfy", ntfy)];
     let nasty = "<!channel>&\"@everyone\"\\{{x}}é😀";
     let long = "😀".repeat(250);
-    bed.create::<k8s_openapi::api::core::v1::ConfigMap>("probe", json!({})).await;
     bed.service("front", json!([{ "port": 80 }])).await;
     bed.patch::<k8s_openapi::api::core::v1::Service>("front", json!({ "metadata": { "annotations": { "a": nasty } } }))
         .await;
