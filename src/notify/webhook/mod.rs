@@ -101,7 +101,7 @@ impl Hook {
             secrets.push(token);
         }
         if let Some(key) = &parts.signing_key {
-            secrets.push(key.secret().clone());
+            secrets.extend(key.secrets());
         }
         if let Some(body) = &parts.body {
             crate::notify::message::check_body(body).map_err(|message| Invalid::new("body", message))?;
