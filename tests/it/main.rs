@@ -12,6 +12,7 @@ mod hooks;
 mod installed;
 mod outages;
 mod points;
+mod secrecy;
 mod secrets;
 mod served;
 mod support;
