@@ -11,7 +11,7 @@ use secrecy::SecretString;
 
 use super::standing;
 use crate::api::ContactPoint;
-use crate::api::common::{SHARED, SecretKeySelector};
+use crate::api::common::{SECRET_NAME, SHARED, SecretKeySelector};
 use crate::api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
 use crate::cli::SharedSecrets;
 use crate::notify::Endpoint;
@@ -248,6 +248,11 @@ impl Secrets<'_> {
     async fn secret(&mut self, name: &str) -> Result<Found, Blocked> {
         if let Some(found) = self.read.get(name) {
             return Ok(found.clone());
+        }
+        // An object that is older than the rule may hold anything, and this becomes part of a path.
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+        if !name.starts_with(|first: char| first.is_ascii_alphanumeric()) || !name.bytes().all(plain) {
+            return Err(Blocked::SpecInvalid(format!("{name:?} is no name: {}", SECRET_NAME.1)));
         }
         let own = self.point.namespace().unwrap_or_default();
         let found = match self.get(&own, name).await? {

@@ -103,7 +103,7 @@ impl Hook {
             secrets.push(token);
         }
         if let Some(key) = &parts.signing_key {
-            secrets.push(key.secret().clone());
+            secrets.extend(key.secrets());
         }
         let body = parts.body.as_deref().map(Body::new).transpose().map_err(|message| Invalid::new("body", message))?;
         let content_type = parts.content_type.as_deref().filter(|_| body.is_some()).unwrap_or("application/json");

@@ -39,8 +39,10 @@ impl SigningKey {
         Ok(Self { written: written.into_owned().into(), key: key.into() })
     }
 
-    pub(super) fn secret(&self) -> &SecretString {
-        &self.written
+    /// As it is written in its Secret, and without the prefix.
+    pub(super) fn secrets(&self) -> impl Iterator<Item = SecretString> {
+        let bare = self.written.expose_secret().strip_prefix(PREFIX).map(SecretString::from);
+        [self.written.clone()].into_iter().chain(bare)
     }
 
     /// `v1,BASE64(HMAC-SHA256(key, "id.timestamp.body"))`.
