@@ -153,6 +153,11 @@ impl<T: Transport> Outbox<T> {
         self.metrics.pending_changed(change);
     }
 
+    /// Whether anything of `field` is offered.
+    pub fn holds(&self, field: &Key) -> bool {
+        self.lines().holds(field)
+    }
+
     /// Outcomes of entries of `field` that do not stand in its status yet, by entry id.
     pub fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
         self.lines().outcomes(field)

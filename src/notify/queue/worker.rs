@@ -1,11 +1,13 @@
 //! The task of one line: waits, sends, tells whom it concerns.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use jiff::Timestamp;
 use tokio::sync::Notify;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 use uuid::Uuid;
 
 use super::Outbox;
@@ -16,10 +18,18 @@ use crate::runtime::metrics::{Notified, Receiver};
 
 /// Works off the line of `point` for as long as it is the one that `changed` tells of.
 pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Notify>) {
-    while outbox.lines().is_that_of(&point, &changed) {
-        let next = outbox.lines().next(&point, Instant::now());
+    while AssertUnwindSafe(work(&outbox, &point, &changed)).catch_unwind().await.is_err() {
+        error!(namespace = &*point.namespace, name = &*point.name, "sending panicked; it is tried again");
+        outbox.lines().broke_off(&point);
+        tokio::time::sleep(outbox.patience.stopped).await;
+    }
+}
+
+async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Arc<Notify>) {
+    while outbox.lines().is_that_of(point, changed) {
+        let next = outbox.lines().next(point, Instant::now());
         match next {
-            Next::Send => send(&outbox, &point).await,
+            Next::Send => send(outbox, point, changed).await,
             Next::Wait(None) => changed.notified().await,
             Next::Wait(Some(until)) => {
                 tokio::select! {
@@ -31,16 +41,27 @@ pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<
     }
 }
 
-async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key) {
+async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Notify) {
     let endpoint = outbox.lines().endpoint(point);
-    let Some(endpoint) = endpoint else { return };
-    outbox.transport.slot(&endpoint).await;
+    let Some((endpoint, edition)) = endpoint else { return };
+    let mut slot = std::pin::pin!(outbox.transport.slot(&endpoint));
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut slot => break,
+            () = changed.notified() => {}
+        }
+        // The pace is that of the endpoint: another one does not wait for it.
+        if !outbox.lines().is_configured(point, edition) {
+            return;
+        }
+    }
     if outbox.draining.is_cancelled() {
         // The process is about to end this task: nothing new is begun.
         return std::future::pending().await;
     }
     // Only now: what came while the pace made us wait goes along.
-    let request = outbox.lines().take(point, Instant::now());
+    let request = outbox.lines().take(point, edition, Instant::now());
     let Some(request) = request else { return };
     let content = if request.items.is_empty() {
         Content::Test { namespace: &point.namespace, name: &point.name }

@@ -51,6 +51,7 @@ fn waiting() -> Vec<&'static str> {
     let mut all = vec![
         Waiting::TargetNotFound { target: name() },
         Waiting::Forbidden { resource: ResourceName { api_version: name(), plural: name() }, message: name() },
+        Waiting::TargetUnreadable(name()),
         Waiting::ResourceMismatch(name()),
         Waiting::TemplateInvalid(name()),
         Waiting::OutOfScope { namespace: name() },
@@ -65,6 +66,7 @@ fn waiting() -> Vec<&'static str> {
     let reason = |waiting: &Waiting| match waiting {
         Waiting::TargetNotFound { .. }
         | Waiting::Forbidden { .. }
+        | Waiting::TargetUnreadable(_)
         | Waiting::ResourceMismatch(_)
         | Waiting::TemplateInvalid(_)
         | Waiting::OutOfScope { .. }
@@ -113,7 +115,7 @@ fn every_reason_of_a_contact_point_has_its_row() {
     reasons.insert(of(&Standing::Taken { migrated_to: None }));
     reasons.insert(of(&Standing::Retrying(String::new())));
     reasons.insert(standing::SUSPENDED.to_owned());
-    let rejected = words_after(&root().join("src/notify/queue"), "Standing::Stopped { reason: ");
+    let rejected = words_after(&root().join("src/notify/queue"), "const REJECTED: &str = ");
     assert!(!rejected.is_empty());
     reasons.extend(rejected);
     assert!(reasons.len() > 12, "{reasons:?}");
