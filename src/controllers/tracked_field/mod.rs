@@ -8,19 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::core::DynamicObject;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use tracing::debug;
 use uuid::Uuid;
 
-use self::field::Field;
-use self::history::Changes;
-use self::target::{Resolved, Resolver, TargetError};
-use self::tracker::{TargetKey, Tracker};
+use self::following::{Tracked, Untracked};
+use self::target::{Resolver, TargetError};
+use self::tracker::Tracker;
 use self::waiting::Waiting;
-use crate::api::common::{REQUESTED_AT, WAITING};
+use crate::api::common::REQUESTED_AT;
 use crate::api::tracked_field::{Entry, Subject};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
@@ -29,13 +26,16 @@ use crate::runtime::cache::strip;
 use crate::runtime::events::Events;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
-use crate::runtime::watch_hub::{ResourceName, WatchHub};
+use crate::runtime::watch_hub::WatchHub;
 use crate::runtime::written::Written;
 use crate::runtime::{Key, Scope, apply};
 
 pub mod field;
+mod follower;
+mod following;
 pub mod history;
 pub mod target;
+mod telling;
 pub mod tracker;
 pub mod waiting;
 
@@ -121,130 +121,9 @@ fn subject(object: &TrackedField) -> Subject {
     Subject::new(&object.spec.target, &object.spec.field)
 }
 
-/// What a `TrackedField` tracks, once its spec is understood.
-struct Tracked {
-    target: TargetKey,
-    api: Api<DynamicObject>,
-    shard: Option<String>,
-    /// The read and the watch of the target disagree, which may pass.
-    doubted: bool,
-}
-
-/// Why nothing is tracked.
-struct Untracked {
-    waiting: Waiting,
-    /// The pass failed for it.
-    error: Option<Error>,
-}
-
-impl From<Waiting> for Untracked {
-    fn from(waiting: Waiting) -> Self {
-        Self { waiting, error: None }
-    }
-}
-
-impl From<Error> for Untracked {
-    fn from(error: Error) -> Self {
-        Self { waiting: Waiting::TargetUnreadable(error.to_string()), error: Some(error) }
-    }
-}
-
 impl<T: Transport> TrackedFields<T> {
-    fn unfollow(&self, key: &Key) {
-        if self.tracker.forget(key) {
-            self.end_idle_watches();
-        }
-    }
-
-    fn end_idle_watches(&self) {
-        self.hub.retain(|resource| self.tracker.follows(resource));
-    }
-
-    /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and
-    /// nothing need be read. The watch itself begins with [`TrackedFields::watch`].
-    pub fn follow(&self, object: &TrackedField) {
-        let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else { return };
-        let Some(resolved) = self.resolver.known(&object.spec.target) else { return };
-        if let Ok(tracked) = self.tracked(object, &resolved) {
-            self.follow_as(object, &tracked, &field);
-        }
-        if let Some(last) = object.status.as_ref().and_then(|history| history.last()) {
-            self.tracker.told(&Key::of(object), &subject(object), last);
-        }
-    }
-
-    fn follow_as(&self, object: &TrackedField, tracked: &Tracked, field: &Field) {
-        let key = Key::of(object);
-        if self.tracker.follow(&key, &subject(object), &tracked.target, field, tracked.shard.clone()) {
-            self.end_idle_watches();
-        }
-    }
-
-    /// Sees to it that the target of `object` is watched.
-    pub fn watch(&self, object: &TrackedField) {
-        let target = &object.spec.target;
-        if let Some(resolved) = self.resolver.known(target)
-            && self.scope.covers(resolved.place(target))
-        {
-            self.hub.ensure(&resolved.resource, resolved.namespaced);
-        }
-    }
-
-    fn tracked(&self, object: &TrackedField, resolved: &Resolved) -> Result<Tracked, Waiting> {
-        let target = &object.spec.target;
-        let namespace = resolved.place(target);
-        if resolved.namespaced && namespace.is_empty() {
-            let words = format!("{} lie in namespaces: write target.namespace", resolved.resource.plural);
-            return Err(Waiting::ResourceMismatch(words));
-        }
-        if !self.scope.covers(namespace) {
-            return Err(Waiting::OutOfScope { namespace: namespace.into() });
-        }
-        let api = if resolved.namespaced {
-            Api::namespaced_with(self.client.clone(), namespace, &resolved.resource)
-        } else {
-            Api::all_with(self.client.clone(), &resolved.resource)
-        };
-        let shard = match &self.scope {
-            Scope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
-            _ => None,
-        };
-        let key = TargetKey {
-            resource: ResourceName::from(&resolved.resource),
-            namespace: namespace.into(),
-            name: target.name.clone(),
-        };
-        Ok(Tracked { target: key, api, shard, doubted: false })
-    }
-
-    /// Sees to it that the target is followed; `Err` says why it cannot be.
-    async fn track(&self, key: &Key, object: &TrackedField) -> Result<Tracked, Untracked> {
-        let target = &object.spec.target;
-        let field = Field::compile(&target.kind, &object.spec.field)
-            .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
-        let resolved = match self.resolver.resolve(&self.client, target).await {
-            Ok(resolved) => resolved,
-            Err(error @ TargetError::Discovery(_)) => return Err(Error::Discovery(error).into()),
-            Err(error) => return Err(Waiting::ResourceMismatch(error.to_string()).into()),
-        };
-        let mut tracked = self.tracked(object, &resolved)?;
-        self.follow_as(object, &tracked, &field);
-        self.hub.ensure(&resolved.resource, resolved.namespaced);
-        if self.tracker.unread(key, self.terms.resync) {
-            match tracked.api.get_opt(&target.name).await {
-                Ok(object) => tracked.doubted = !self.tracker.read(key, object.as_ref()),
-                Err(kube::Error::Api(status)) if status.code == 403 => {
-                    let message = status.message.clone();
-                    return Err(Waiting::Forbidden { resource: tracked.target.resource, message }.into());
-                }
-                Err(error) => return Err(Error::ReadTarget(error).into()),
-            }
-        }
-        Ok(tracked)
-    }
-
     /// The object with what is Pending in it for certain: what is offered for the first time may come from a cache that
-    /// does not show yet what another replica delivered. None if it is gone, or another one.
+    /// does not show yet what another replica delivered. None where another pass has to look at it.
     async fn certain(&self, key: &Key, object: Arc<TrackedField>) -> Result<Option<Arc<TrackedField>>, Error> {
         let pending = object.status.iter().flatten().any(Entry::is_pending);
         if !pending || self.outbox.holds(key) {
@@ -253,24 +132,21 @@ impl<T: Transport> TrackedFields<T> {
         self.read_again(key, &object).await
     }
 
-    /// The object as it now stands. None if it is gone, or if somebody changed what a pass goes by: then the watch shows
-    /// that, and wakes another pass.
+    /// The object as it now stands. None if somebody changed what a pass goes by: the watch shows that, and wakes another
+    /// pass.
     async fn read_again(&self, key: &Key, object: &TrackedField) -> Result<Option<Arc<TrackedField>>, Error> {
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
         let requested = |object: &TrackedField| object.annotations().get(REQUESTED_AT).cloned();
-        let newest = api.get_opt(&key.name).await.map_err(Error::ReadAgain)?.filter(|newest| {
-            newest.uid() == object.uid()
-                && newest.metadata.generation == object.metadata.generation
-                && requested(newest) == requested(object)
-        });
-        Ok(newest.map(|mut newest| {
-            strip(&mut newest);
-            Arc::new(newest)
-        }))
+        let mut newest = api.get(&key.name).await.map_err(Error::ReadAgain)?;
+        strip(&mut newest);
+        let same = newest.uid() == object.uid()
+            && newest.metadata.generation == object.metadata.generation
+            && requested(&newest) == requested(object);
+        Ok(same.then(|| Arc::new(newest)))
     }
 
     /// Brings the status up to what was seen and sent. Gives the object as it then stands; none where another pass has
-    /// to look at it, because it is gone or its spec is another one.
+    /// to look at it.
     async fn record(
         &self,
         key: &Key,
@@ -310,7 +186,6 @@ impl<T: Transport> TrackedFields<T> {
                         object = newest;
                         continue;
                     }
-                    Err(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
                     Err(error) => return Err(Error::WriteStatus(error)),
                 }
             }
@@ -319,111 +194,6 @@ impl<T: Transport> TrackedFields<T> {
             self.tell(&object, &changes);
             return Ok(Some(object));
         }
-    }
-
-    /// Events and metrics of what a pass wrote.
-    fn tell(&self, object: &TrackedField, changes: &Changes) {
-        for failed in &changes.failed {
-            let reason = failed.reason.as_deref().unwrap_or_default();
-            let value = failed.value.as_deref().unwrap_or("(no value)");
-            let note = format!("{} {value}: not delivered: {reason}", failed.action);
-            self.events.warning(object.object_ref(&()), "Notify", "DeliveryFailed", note);
-        }
-        self.metrics.entries_expired(changes.expired as u64);
-        if changes.merged > 0 {
-            self.metrics.entries_merged(changes.merged as u64);
-            let note = format!(
-                "{} changes that wait to be sent were joined with their neighbours: the outbox is full",
-                changes.merged
-            );
-            self.events.warning(object.object_ref(&()), "Record", "EntriesMerged", note);
-        }
-    }
-
-    /// Why messages of this object cannot be sent now.
-    fn point_trouble(&self, key: &Key, object: &TrackedField, point: Option<&ContactPoint>) -> Option<Waiting> {
-        let name = &object.spec.contact_point;
-        let Some(point) = point else {
-            let points = self.points.state();
-            let names: Vec<String> = points
-                .iter()
-                .filter(|point| point.namespace().as_deref() == Some(&*key.namespace))
-                .map(|point| point.name_any())
-                .collect();
-            let nearest = target::nearest(name, names.iter().map(String::as_str)).map(str::to_owned);
-            return Some(Waiting::ContactPointNotFound { name: name.clone(), nearest });
-        };
-        waiting::of_point(point).or_else(|| {
-            let message = self.outbox.failing(&Key::of(point))?;
-            let entries = object.status.as_deref().unwrap_or_default();
-            entries.iter().any(Entry::is_pending).then(|| Waiting::DeliveryFailing { name: name.clone(), message })
-        })
-    }
-
-    /// Why the object waits. What keeps messages that are there from being sent comes first.
-    fn waiting(
-        &self,
-        key: &Key,
-        object: &TrackedField,
-        tracked: &Result<Tracked, Untracked>,
-        point: Option<&ContactPoint>,
-    ) -> Option<Waiting> {
-        let of_point = self.point_trouble(key, object, point);
-        if of_point.is_some() && object.status.iter().flatten().any(Entry::is_pending) {
-            return of_point;
-        }
-        match tracked {
-            Err(untracked) => Some(untracked.waiting.clone()),
-            Ok(tracked) => waiting::of_target(&self.tracker, key, tracked.shard.as_deref(), &tracked.target, object)
-                .or_else(|| waiting::of_template(object))
-                .or(of_point),
-        }
-    }
-
-    /// Writes why the object waits, when that changed, and renews its Event.
-    async fn say(
-        &self,
-        key: &Key,
-        object: Arc<TrackedField>,
-        waiting: Option<Waiting>,
-    ) -> Result<Option<Duration>, Error> {
-        let text = waiting.as_ref().map(Waiting::to_string);
-        let written = object.annotations().get(WAITING).cloned();
-        if text != written {
-            let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
-            let annotated = apply::annotate(&api, MANAGER, object.as_ref(), WAITING, text.as_deref()).await;
-            match annotated {
-                Ok(written) => {
-                    self.written.wrote(key, written);
-                }
-                Err(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
-                Err(error) => return Err(Error::WriteWaiting(error)),
-            }
-        }
-        Ok(self.say_event(key, &object.object_ref(&()), waiting))
-    }
-
-    /// Publishes the Event that says why an object waits, once for each change and again before it is forgotten. Gives
-    /// when it is due again.
-    fn say_event(&self, key: &Key, regarding: &ObjectReference, waiting: Option<Waiting>) -> Option<Duration> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(waiting) = waiting else {
-            told.remove(key);
-            return None;
-        };
-        let now = Timestamp::now();
-        if let Some((known, at)) = told.get(key)
-            && *known == waiting
-        {
-            let age = Duration::try_from(now.duration_since(*at)).unwrap_or_default();
-            let left = self.terms.renew_event.saturating_sub(age);
-            if !left.is_zero() {
-                return Some(left);
-            }
-        }
-        self.events.warning(regarding.clone(), "Wait", waiting.reason(), waiting.message());
-        told.insert(key.clone(), (waiting, now));
-        Some(self.terms.renew_event)
     }
 }
 
@@ -434,7 +204,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
     async fn reconcile(&self, object: Arc<TrackedField>) -> Result<Outcome, Error> {
         let key = Key::of(object.as_ref());
         let object = self.written.newest(&key, object);
-        if object.meta().deletion_timestamp.is_some() {
+        if object.metadata.deletion_timestamp.is_some() {
             self.gone(&key);
             return Ok(Outcome::Done);
         }

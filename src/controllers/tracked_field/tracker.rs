@@ -2,18 +2,18 @@
 
 use std::collections::HashMap;
 use std::mem::discriminant;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::core::DynamicObject;
 use kube::runtime::watcher;
 use serde_json::Value;
 use tracing::warn;
 
-use super::field::{Field, Observed};
-use super::history::{Observation, ObservationBuffer, State};
+use super::field::Field;
+use super::follower::Follower;
+use super::history::Observation;
 use crate::api::TrackedField;
 use crate::api::tracked_field::{Entry, Subject};
 use crate::runtime::Key;
@@ -64,25 +64,6 @@ pub enum Trouble {
     Failing(String),
 }
 
-struct Follower {
-    /// What its observations are of: a pass over an older or newer spec must not record them.
-    subject: Subject,
-    target: TargetKey,
-    field: Arc<Field>,
-    /// Shown by the watch since it last began to list.
-    seen: bool,
-    /// Its present state has to be read: it is followed from the middle of a watch, or a list did not show it.
-    unread: bool,
-    /// A read showed another state than the watch did; the watch may only lag behind.
-    doubted: bool,
-    /// When its state was last known for certain, from a list or a read.
-    certain: Instant,
-    newest: Option<Newest>,
-    buffer: ObservationBuffer,
-    /// How many observations became one with a neighbour because the buffer was full, and nobody was told yet.
-    merged: usize,
-}
-
 /// What a pass is to record. What it does not say to be [`recorded`](Seen::recorded) goes back, however the pass ends.
 pub struct Seen<'a> {
     tracker: &'a Tracker,
@@ -111,13 +92,6 @@ impl Drop for Seen<'_> {
     }
 }
 
-/// The state that was buffered last: the same again is no news.
-struct Newest {
-    uid: Option<String>,
-    version: Option<u64>,
-    value: Option<Observed>,
-}
-
 impl Tracker {
     /// `wake` wakes the pass of a `TrackedField` that has something to record.
     pub fn new(wake: Trigger<TrackedField>) -> Self {
@@ -139,23 +113,12 @@ impl Tracker {
     ) -> bool {
         let mut state = self.state();
         let before = state.followers.get(key);
-        if before.is_some_and(|it| it.subject == *subject && it.target == *target && *it.field == *field) {
+        if before.is_some_and(|it| it.subject == *subject && it.target == *target && it.field == *field) {
             return false;
         }
         let replaced = state.forget(key);
         let unread = state.watches.get(&(target.resource.clone(), shard)).is_some_and(|watch| watch.begun);
-        let follower = Follower {
-            subject: subject.clone(),
-            target: target.clone(),
-            field: Arc::new(field.clone()),
-            seen: false,
-            unread,
-            doubted: false,
-            certain: Instant::now(),
-            newest: None,
-            buffer: ObservationBuffer::default(),
-            merged: 0,
-        };
+        let follower = Follower::new(subject.clone(), target.clone(), field.clone(), unread);
         state.followers.insert(key.clone(), follower);
         state.targets.entry(target.clone()).or_default().push(key.clone());
         replaced
@@ -192,35 +155,17 @@ impl Tracker {
     /// The target's present state, as read: `None` is an object that does not exist. `false` if it is to be read once
     /// more in a moment: the watch showed something else last, and what lies between is lost unless it still comes.
     pub fn read(&self, key: &Key, object: Option<&DynamicObject>) -> bool {
-        let whole = object.and_then(whole);
+        let read = match object {
+            Some(object) => match whole(object) {
+                Some(whole) => Some((object, whole)),
+                None => return true,
+            },
+            None => None,
+        };
         let mut state = self.state();
         let Some(follower) = state.followers.get_mut(key) else { return true };
-        let state = match (object, &whole) {
-            (Some(object), Some(whole)) => Some((object, follower.field.extract(whole))),
-            (Some(_), None) => return true,
-            (None, _) => None,
-        };
-        let known = follower.newest.as_ref().is_some_and(|newest| match &state {
-            Some((object, value)) => newest.value.as_ref() == Some(value) && newest.uid == object.uid(),
-            None => newest.value.is_none(),
-        });
-        if !known && !follower.unread && !follower.doubted {
-            follower.doubted = true;
-            return false;
-        }
-        follower.unread = false;
-        follower.doubted = false;
-        follower.certain = Instant::now();
-        match state {
-            _ if known => {}
-            Some((object, value)) => {
-                follower.observe(object, Some(value));
-            }
-            None => {
-                follower.push(None, None, None);
-            }
-        }
-        true
+        let read = read.map(|(object, whole)| (object, follower.field.extract(&whole)));
+        follower.read(read)
     }
 
     /// What is to be recorded for `key`, if it is `subject` that is followed.
@@ -302,33 +247,6 @@ impl Tracked {
     }
 }
 
-impl Follower {
-    /// Takes in the object's state, `None` if it is gone; whether it was news.
-    fn observe(&mut self, object: &DynamicObject, value: Option<Observed>) -> bool {
-        self.seen = value.is_some();
-        let uid = object.uid();
-        let version = object.resource_version().and_then(|version| version.parse().ok());
-        if let Some(newest) = &mut self.newest {
-            // A watch that lags behind a read shows what the read has overtaken.
-            if version.is_some() && version <= newest.version {
-                return false;
-            }
-            if newest.value == value && (value.is_none() || newest.uid == uid) {
-                newest.version = version;
-                return false;
-            }
-        }
-        self.push(uid, version, value)
-    }
-
-    fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<Observed>) -> bool {
-        self.newest = Some(Newest { uid: uid.clone(), version, value: value.clone() });
-        let state = value.map_or(State::Absent, |value| State::Present { uid, value });
-        self.merged += self.buffer.push(Observation::new(Timestamp::now(), state, version));
-        true
-    }
-}
-
 impl Observer for Tracker {
     fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
@@ -403,4 +321,44 @@ fn whole(object: &DynamicObject) -> Option<Value> {
     serde_json::to_value(object)
         .inspect_err(|error| warn!(%error, target = object.name_any(), "an object could not be read"))
         .ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use kube::discovery::ApiResource;
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::tracked_field::Target;
+    use crate::controllers::tracked_field::history::Bounds;
+
+    /// As when the apiserver refuses every write for hours.
+    #[test]
+    fn what_cannot_be_recorded_stays_bounded_and_counted() {
+        let (tracker, key) = (Tracker::new(Trigger::default()), Key::new("shop", "web"));
+        let config_map = ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&());
+        let resource = ResourceName::from(&config_map);
+        let target = TargetKey { resource: resource.clone(), namespace: "shop".into(), name: "web".into() };
+        let subject = Subject::new(&Target::default(), "{.data.x}");
+        tracker.follow(&key, &subject, &target, &Field::compile("ConfigMap", "{.data.x}").unwrap(), None);
+        let mut made = 0;
+        for _ in 0..20 {
+            for _ in 0..300 {
+                made += 1;
+                let object = json!({
+                    "apiVersion": "v1", "kind": "ConfigMap", "data": { "x": made.to_string() },
+                    "metadata": { "namespace": "shop", "name": "web", "resourceVersion": made.to_string() },
+                });
+                tracker.present(&resource, serde_json::from_value(object).unwrap());
+            }
+            assert!(tracker.seen(&key, &subject).observations.len() <= Bounds::PENDING.items);
+        }
+        let seen = tracker.seen(&key, &subject);
+        assert_eq!(seen.observations.iter().map(Observation::changes).sum::<u64>(), made);
+        assert_eq!((seen.observations.len() + seen.merged) as u64, made);
+        seen.recorded();
+        let seen = tracker.seen(&key, &subject);
+        assert!(seen.observations.is_empty() && seen.merged == 0);
+    }
 }

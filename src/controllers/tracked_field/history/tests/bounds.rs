@@ -231,6 +231,6 @@ fn a_buffer_takes_nothing_twice_also_when_a_write_failed() {
 #[test]
 fn a_history_is_small() {
     assert!(size_of::<Entry>() <= 320, "{}", size_of::<Entry>());
-    assert!(size_of::<Observation>() <= 96, "{}", size_of::<Observation>());
+    assert!(size_of::<Observation>() <= 120, "{}", size_of::<Observation>());
     assert!(size_of::<ObservationBuffer>() <= 64, "{}", size_of::<ObservationBuffer>());
 }

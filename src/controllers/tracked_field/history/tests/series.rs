@@ -194,6 +194,31 @@ fn a_former_resource_of_that_name_is_not_told_of_again() {
     assert!(buffer.drain().is_empty(), "nor does it wait for ever");
 }
 
+/// The answer to its write was lost, and more came since. Versions do not tell, where a read found the resource gone.
+#[test]
+fn what_a_pass_wrote_without_learning_that_it_had_is_not_recorded_again() {
+    let states = [present("a", "3"), State::Absent, present("b", "1"), State::Absent, present("c", "1")];
+    let shown: Vec<_> = (1..)
+        .zip(states)
+        .map(|(id, state)| Observation::new(at(9), state, None).with_id(uuid::Uuid::from_u128(id)))
+        .collect();
+    for already in 0..=shown.len() {
+        let mut history = recorded([present("a", "1")]);
+        for shown in [&shown[..already], &shown] {
+            record(&mut history, &subject("replicas"), shown.to_vec(), ids());
+        }
+        let expected = [
+            (Created, Some("1")),
+            (Updated, Some("3")),
+            (Deleted, None),
+            (Created, Some("1")),
+            (Deleted, None),
+            (Created, Some("1")),
+        ];
+        assert_eq!(told(&history), expected, "{already} of them stood there");
+    }
+}
+
 /// A history that was restored into another cluster, whose versions are lower.
 #[test]
 fn the_versions_of_another_resource_count_for_nothing() {
