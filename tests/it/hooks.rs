@@ -339,8 +339,10 @@ async fn the_samples_give_what_each_place_asks_for() {
             .await;
         bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": false } })).await;
         let path = format!("/{name}");
-        bed.until(name, "told", |field: &TrackedField| !field.status.iter().flatten().any(|entry| entry.is_pending()))
-            .await;
+        bed.until(name, "told", |field: &TrackedField| {
+            !field.status.iter().flatten().any(quartermaster::api::tracked_field::Entry::is_pending)
+        })
+        .await;
         let requests = receiver.wait_for(SOON, |all| all.iter().any(|request| request.path == path)).await.unwrap();
         for request in requests.iter().filter(|request| request.path == path) {
             let text = read(request);
