@@ -36,8 +36,13 @@ fn telegram_reason(code: u16) -> &'static str {
     if code == 404 { "Unauthorized" } else { webhook_reason(code) }
 }
 
-/// Three hundred webhooks and three hundred chats, one for each status. The Bot API is a receiver here, so that each
-/// bot's path can have an answer of its own.
+/// Those of which something is said, and some of which nothing is: for chats, of which each wants a Secret too.
+fn is_spoken_of(code: u16) -> bool {
+    matches!(code, 300..=308 | 400..=429 | 451 | 499..=511 | 599) || code.is_multiple_of(20)
+}
+
+/// Three hundred webhooks, one for each status, and nearly a hundred chats. The Bot API is a receiver here, so that
+/// each bot's path can have an answer of its own.
 #[tokio::test]
 async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
     let bed = Bed::shared("statuses").await;
@@ -61,14 +66,16 @@ async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
         let (bed, url, token) = (&bed, format!("{}/hook/{code}", receiver.url()), token(code));
         async move {
             bed.webhook(&format!("hook-{code}"), &url).await;
-            bed.telegram(&format!("chat-{code}"), &token, i64::from(code)).await;
+            if is_spoken_of(code) {
+                bed.telegram(&format!("chat-{code}"), &token, i64::from(code)).await;
+            }
         }
     });
     made.await;
 
     let all = async || {
         let points = bed.api::<ContactPoint>().list(&ListParams::default()).await?.items;
-        anyhow::ensure!(points.len() == 600);
+        anyhow::ensure!(points.len() == 300 + (300..=599).filter(|code| is_spoken_of(*code)).count());
         anyhow::Ok(points)
     };
     let reason = |point: &ContactPoint| point.status.as_ref().map(|_| condition(point).0);
@@ -176,7 +183,9 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
             }
         }
     }
-    scenes.iter().for_each(|(_, _, receiver)| receiver.behave());
+    for (_, _, receiver) in &scenes {
+        receiver.behave();
+    }
     bed.scale("web", 2).await;
     for (code, fate, receiver) in &scenes {
         let name = code.to_string();

@@ -73,9 +73,9 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
     assert_eq!(format!("DeliveryFailing: {}", bed.event("slow-0", "DeliveryFailing").await), waiting);
     bed.ready("slow").await;
     let pending = operator.metrics().await.lines().find_map(|line| {
-        line.strip_prefix("quartermaster_notifications_pending ").map(|value| value.parse::<f64>().unwrap())
+        line.strip_prefix("quartermaster_notifications_pending ").map(|value| value.parse::<usize>().unwrap())
     });
-    assert_eq!(pending, Some((FIELDS * CHANGES) as f64));
+    assert_eq!(pending, Some(FIELDS * CHANGES));
 
     slow.behave();
     slow.wait_for(SOON, |_| all(&slow) >= FIELDS * CHANGES).await.unwrap();

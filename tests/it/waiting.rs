@@ -69,7 +69,7 @@ async fn every_reason_is_said_and_goes() {
             "path",
             json!({ "field": "{.spec.replicas" .to_owned() + "[}" }),
             "InvalidPath",
-            "".into(),
+            String::new(),
             json!({ "field": "{.spec.replicas}" }),
         ),
         (

@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, ResourceExt};
-use quartermaster::api::tracked_field::Action;
+use quartermaster::api::tracked_field::{Action, Delivery};
 use quartermaster::api::{ContactPoint, TrackedField};
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -183,7 +183,8 @@ async fn the_operator_takes_old_objects_as_they_are() {
     bed.scale("web", 4).await;
     bed.until("good", "goes on", |field: &TrackedField| {
         let told: Vec<_> = field.status.iter().flatten().filter_map(|entry| entry.value.as_deref()).collect();
-        told == ["1", "3", "4"]
+        let last = field.status.iter().flatten().last();
+        told == ["1", "3", "4"] && last.is_some_and(|last| last.delivery == Some(Delivery::Delivered))
     })
     .await;
     receiver.wait_for(SOON, |_| !changes(&receiver).is_empty()).await.unwrap();

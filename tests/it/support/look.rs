@@ -58,7 +58,7 @@ pub fn taken(receiver: &Receiver) -> Vec<Arc<Request>> {
     receiver.requests().into_iter().filter(good).collect()
 }
 
-/// The changes that the receiver took as CloudEvents, in order, those of digests one by one.
+/// The changes that the receiver took as `CloudEvents`, in order, those of digests one by one.
 pub fn changes(receiver: &Receiver) -> Vec<Value> {
     let data = taken(receiver).into_iter().filter(|request| request.header("ce-type") != Some(READY));
     data.flat_map(|request| {
