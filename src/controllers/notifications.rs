@@ -56,6 +56,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         manager.watches.clone(),
         Arc::clone(&tracker) as _,
         manager.metrics.clone(),
+        manager.tasks.clone(),
     );
     let tracked_fields = Arc::new(TrackedFields {
         client: manager.client.clone(),

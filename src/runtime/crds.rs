@@ -7,7 +7,6 @@ use kube::runtime::watcher::Event;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tracing::warn;
 
 use crate::api::common::SCHEMA;
@@ -22,11 +21,14 @@ pub enum Presence {
     Absent(String),
 }
 
-/// Follows the CRD of `kind`; nothing is known until its watch has answered.
-pub fn follow(client: Client, kind: &Kind, tasks: &mut JoinSet<()>) -> watch::Receiver<Option<Presence>> {
+/// What is known of the CRD of `kind`, as long as the returned future follows it; nothing before its watch has answered.
+pub fn follow(
+    client: Client,
+    kind: &Kind,
+) -> (watch::Receiver<Option<Presence>>, impl Future<Output = ()> + Send + use<>) {
     let (sender, receiver) = watch::channel(None);
     let (name, ours) = (kind.crd_name(), kind.schema());
-    tasks.spawn(async move {
+    let follow = async move {
         let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
         let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
         let mut events = std::pin::pin!(watcher(api, config).default_backoff());
@@ -55,8 +57,8 @@ pub fn follow(client: Client, kind: &Kind, tasks: &mut JoinSet<()>) -> watch::Re
                 news
             });
         }
-    });
-    receiver
+    };
+    (receiver, follow)
 }
 
 fn missing(name: &str) -> Presence {

@@ -29,6 +29,8 @@ impl Events {
                     warn!(reason = event.reason, error = &error as &dyn std::error::Error, "an Event was not written");
                 }
             }
+            // Nobody is left to publish one: the process ends.
+            std::future::pending::<()>().await;
         };
         (Self(sender), write)
     }

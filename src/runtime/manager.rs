@@ -27,6 +27,7 @@ use super::health::{Health, State};
 use super::leader::{self, Election, Fence, Outcome};
 use super::metrics::Metrics;
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
+use super::tasks::Tasks;
 use super::{Scope, client, crds};
 use crate::cli::{Config, Timings};
 use crate::registry::{self, Kind};
@@ -50,9 +51,11 @@ pub struct Manager {
     pub metrics: Metrics,
     /// Cancelled when nothing new is to be begun.
     pub draining: CancellationToken,
+    /// What lasts as long as the process is guarded by these.
+    pub tasks: Tasks,
     health: Health,
     identity: String,
-    tasks: JoinSet<()>,
+    running: JoinSet<()>,
     passes: Vec<BoxFuture<'static, ()>>,
     landings: Vec<BoxFuture<'static, ()>>,
 }
@@ -77,17 +80,21 @@ pub struct Phase(watch::Receiver<State>);
 impl Phase {
     /// Waits until the cache is filled, or the CRD found missing.
     async fn settled(&mut self) {
-        // The sender lives as long as the process.
+        // The sender is gone once its last word is said.
         let _ = self.0.wait_for(|phase| *phase != State::Syncing).await;
     }
 }
 
-/// Runs the operator until `stop` is cancelled, or the lease is lost.
+/// Runs the operator until `stop` is cancelled.
+///
+/// # Errors
+/// When it cannot start, when the lease is lost, and when one of `tasks` ends that must not.
 pub async fn run(
     config: Config,
     kubernetes: kube::Config,
     metrics: Metrics,
     health: Health,
+    tasks: Tasks,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let fence = if config.leader_elect { Fence::shut() } else { Fence::open() };
@@ -100,7 +107,8 @@ pub async fn run(
         scope: Scope::of(&config.watch_namespaces),
         identity: leader::identity(config.pod_name.as_deref()),
         draining: CancellationToken::new(),
-        tasks: JoinSet::new(),
+        running: JoinSet::new(),
+        tasks: tasks.clone(),
         passes: Vec::new(),
         landings: Vec::new(),
         fence,
@@ -113,7 +121,9 @@ pub async fn run(
     for start in registry::START {
         start(&mut manager)?;
     }
-    manager.lead(kubernetes, stop).await
+    let end = stop.child_token();
+    let lead = Box::pin(manager.lead(kubernetes, end.clone()));
+    tasks.supervise(&end, lead).await
 }
 
 /// Streamed lists spare memory; the apiserver is asked until it answers.
@@ -145,7 +155,7 @@ impl Manager {
     /// What the Events of a controller go through.
     pub fn events(&mut self, controller: &str) -> Events {
         let (events, write) = Events::new(self.client.clone(), controller, &self.identity);
-        self.tasks.spawn(write);
+        self.spawn(format!("the writer of {controller}'s Events"), write);
         events
     }
 
@@ -169,8 +179,6 @@ impl Manager {
             let off = State::Absent("switched off by --controllers".into());
             self.health.set(name, off.clone());
             say.send_replace(off);
-            // Nobody may take a closed channel for an answer that is still to come.
-            self.tasks.spawn(async move { say.closed().await });
         }
         let limits = self.limits();
         // A pass that overstays is dropped; a loop that does not even do that is stuck.
@@ -181,7 +189,11 @@ impl Manager {
             join_all(after.iter_mut().map(Phase::settled)).await;
             runner.run(store, trigger).await;
         };
-        self.passes.push(passes.boxed());
+        self.passes.push(self.tasks.guard(format!("the controller of {name}s"), passes).boxed());
+    }
+
+    fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
+        self.running.spawn(self.tasks.guard(name, task));
     }
 
     /// At the end `landing` is waited for a moment: what is under way may come to rest.
@@ -204,7 +216,8 @@ impl Manager {
             + Sync
             + 'static,
     {
-        let presence = crds::follow(self.client.clone(), kind, &mut self.tasks);
+        let (presence, follow) = crds::follow(self.client.clone(), kind);
+        self.spawn(format!("the watch of the CRD of {}s", kind.controller), follow);
         let apis = self.scope.shards().into_iter().map(|shard| match shard {
             Some(namespace) => Api::namespaced(self.client.clone(), &namespace),
             None => Api::all(self.client.clone()),
@@ -218,7 +231,7 @@ impl Manager {
             phase,
             presence,
         };
-        self.tasks.spawn(feed.run(cache, on));
+        self.spawn(format!("the cache of {}s", kind.controller), feed.run(cache, on));
     }
 
     fn limits(&self) -> Limits {
@@ -232,7 +245,7 @@ impl Manager {
     }
 
     async fn lead(self, kubernetes: kube::Config, stop: CancellationToken) -> anyhow::Result<()> {
-        let Self { config, fence, metrics, draining, identity, passes, landings, tasks, .. } = self;
+        let Self { config, fence, metrics, draining, identity, passes, landings, running, .. } = self;
         let work = work(passes, landings, stop.clone(), draining, config.timings.drain);
         if !config.leader_elect {
             work.await;
@@ -242,7 +255,7 @@ impl Manager {
         let lease = client::lease(kubernetes, metrics)?;
         let election = Election::new(lease, &config.operator_namespace, identity, &config.timings);
         let outcome = leader::lead(&election, &fence, &stop, work).await;
-        drop(tasks);
+        drop(running);
         match outcome {
             Outcome::Finished(()) | Outcome::Stopped => Ok(()),
             Outcome::Lost => anyhow::bail!("the lease was lost; another process must start anew"),

@@ -19,6 +19,7 @@ pub mod leader;
 pub mod manager;
 pub mod metrics;
 pub mod reconciler;
+pub mod tasks;
 pub mod telemetry;
 pub mod watch_hub;
 pub mod written;

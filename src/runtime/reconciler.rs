@@ -1,7 +1,6 @@
 //! The trait that a controller implements, and what surrounds each of its passes: a time limit, a guard against panics,
 //! a growing delay after failures, a cap on how many run at once, one log line, one measurement.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -20,7 +19,7 @@ use super::Key;
 use super::backoff::{Backoffs, Policy};
 use super::health::Watchdog;
 use super::metrics::{ControllerMetrics, Metrics, Reconciled};
-use super::telemetry;
+use super::{tasks, telemetry};
 use crate::api::common::REQUESTED_AT;
 
 /// What is done for one kind.
@@ -209,7 +208,7 @@ impl<R: Reconciler> Runner<R> {
             Ok(Ok(Ok(outcome))) => self.well(key, outcome),
             Ok(Ok(Err(failure))) => self.failed(key, &failure),
             Ok(Err(panic)) => {
-                error!(panic = what(&*panic), "the pass panicked");
+                error!(panic = tasks::words(&*panic), "the pass panicked");
                 self.metrics.panicked();
                 (Reconciled::Error, Action::requeue(self.failed.next_delay(key)))
             }
@@ -253,10 +252,4 @@ impl<R: Reconciler> Runner<R> {
             }
         }
     }
-}
-
-/// The words of a panic.
-fn what(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }

@@ -17,6 +17,7 @@ use tracing::{debug, info, warn};
 use super::Scope;
 use super::backoff::Policy;
 use super::metrics::Metrics;
+use super::tasks::Tasks;
 
 /// How often a watch that the apiserver refuses is tried again: a right that is granted should show at once.
 const REFUSED: Policy = Policy { min: Duration::from_secs(1), max: Duration::from_secs(30) };
@@ -57,6 +58,7 @@ pub struct WatchHub {
     config: watch::Config,
     observer: Arc<dyn Observer>,
     metrics: Metrics,
+    tasks: Tasks,
     watches: Mutex<HashMap<ResourceName, Vec<AbortHandle>>>,
 }
 
@@ -68,8 +70,9 @@ impl WatchHub {
         config: watch::Config,
         observer: Arc<dyn Observer>,
         metrics: Metrics,
+        tasks: Tasks,
     ) -> Self {
-        Self { client, scope, config, observer, metrics, watches: Mutex::default() }
+        Self { client, scope, config, observer, metrics, tasks, watches: Mutex::default() }
     }
 
     /// Sees to it that `resource` is watched.
@@ -96,7 +99,7 @@ impl WatchHub {
                     Arc::clone(&self.observer),
                     self.metrics.clone(),
                 );
-                tokio::spawn(watch).abort_handle()
+                tokio::spawn(self.tasks.guard(format!("the watch of {}", name.plural), watch)).abort_handle()
             })
             .collect();
         watches.insert(name, handles);
