@@ -3,12 +3,13 @@
 use futures::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::Event;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 use tracing::warn;
 
+use super::metrics::Metrics;
+use super::watching::{self, Told};
 use crate::api::common::SCHEMA;
 use crate::registry::Kind;
 
@@ -25,28 +26,32 @@ pub enum Presence {
 pub fn follow(
     client: Client,
     kind: &Kind,
+    watches: &watcher::Config,
+    metrics: Metrics,
 ) -> (watch::Receiver<Option<Presence>>, impl Future<Output = ()> + Send + use<>) {
     let (sender, receiver) = watch::channel(None);
     let (name, ours) = (kind.crd_name(), kind.schema());
+    let config = watches.clone().fields(&format!("metadata.name={name}"));
     let follow = async move {
         let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
-        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let mut events = std::pin::pin!(watcher(api, config).default_backoff());
+        let mut told = std::pin::pin!(watching::watch(api, config));
         let mut listed = None;
-        while let Some(event) = events.next().await {
-            let presence = match event {
-                Ok(Event::Init) => {
+        while let Some(told) = told.next().await {
+            let presence = match told {
+                Told::Shown(Event::Init) => {
                     listed = None;
                     continue;
                 }
-                Ok(Event::InitApply(crd)) => {
+                Told::Shown(Event::InitApply(crd)) => {
                     listed = Some(judge(&name, &crd, &ours));
                     continue;
                 }
-                Ok(Event::InitDone) => listed.take().unwrap_or_else(|| missing(&name)),
-                Ok(Event::Apply(crd)) => judge(&name, &crd, &ours),
-                Ok(Event::Delete(_)) => missing(&name),
-                Err(error) => {
+                Told::Shown(Event::InitDone) => listed.take().unwrap_or_else(|| missing(&name)),
+                Told::Shown(Event::Apply(crd)) => judge(&name, &crd, &ours),
+                Told::Shown(Event::Delete(_)) => missing(&name),
+                Told::Stands => continue,
+                Told::Failed(error) => {
+                    metrics.watch_restarted("customresourcedefinitions.apiextensions.k8s.io");
                     warn!(crd = name, error = &error as &dyn std::error::Error, "the CRD's watch failed; it goes on");
                     continue;
                 }

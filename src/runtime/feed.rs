@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use futures::StreamExt;
 use futures::stream::SelectAll;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -14,6 +14,7 @@ use super::cache::{Cache, Touched};
 use super::crds::Presence;
 use super::health::{Health, State};
 use super::metrics::Metrics;
+use super::watching::{self, Told};
 
 /// What feeds a cache.
 pub struct Feed<K> {
@@ -68,17 +69,16 @@ where
         self.say(State::Syncing);
         cache.restart();
         let watch = |(index, api): (usize, &Api<K>)| {
-            let events = watcher(api.clone(), self.watches.clone()).default_backoff();
-            events.map(move |event| (index, event)).boxed()
+            watching::watch(api.clone(), self.watches.clone()).map(move |told| (index, told)).boxed()
         };
-        let mut events: SelectAll<_> = self.apis.iter().enumerate().map(watch).collect();
+        let mut told: SelectAll<_> = self.apis.iter().enumerate().map(watch).collect();
         loop {
-            let event = tokio::select! {
+            let told = tokio::select! {
                 _ = self.presence.changed() => return,
-                event = events.next() => event,
+                told = told.next() => told,
             };
-            match event {
-                Some((index, Ok(event))) => {
+            match told {
+                Some((index, Told::Shown(event))) => {
                     let synced = cache.synced();
                     for touched in cache.apply(index, event) {
                         on(touched, synced);
@@ -88,8 +88,9 @@ where
                         self.say(State::Synced);
                     }
                 }
-                Some((_, Err(error))) => {
-                    self.metrics.watch_restarted(&K::plural(&()));
+                Some((_, Told::Stands)) => {}
+                Some((_, Told::Failed(error))) => {
+                    self.metrics.watch_restarted(&format!("{}.{}", K::plural(&()), K::group(&())));
                     warn!(kind = self.name, error = &error as &dyn std::error::Error, "the watch failed; it goes on");
                 }
                 None => return,

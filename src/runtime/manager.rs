@@ -216,7 +216,7 @@ impl Manager {
             + Sync
             + 'static,
     {
-        let (presence, follow) = crds::follow(self.client.clone(), kind);
+        let (presence, follow) = crds::follow(self.client.clone(), kind, &self.watches, self.metrics.clone());
         self.spawn(format!("the watch of the CRD of {}s", kind.controller), follow);
         let apis = self.scope.shards().into_iter().map(|shard| match shard {
             Some(namespace) => Api::namespaced(self.client.clone(), &namespace),

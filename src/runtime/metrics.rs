@@ -269,7 +269,7 @@ impl Metrics {
         self.0.entries_expired.inc_by(count);
     }
 
-    /// A watch of `resource` (the plural, such as `deployments.apps`) broke, or had to list again.
+    /// A watch of `resource` (with its group, as `deployments.apps`) failed.
     pub fn watch_restarted(&self, resource: &str) {
         self.0.watch_restarts.get_or_create(&[("resource", resource.to_owned().into())]).inc();
     }

@@ -22,6 +22,7 @@ pub mod reconciler;
 pub mod tasks;
 pub mod telemetry;
 pub mod watch_hub;
+pub mod watching;
 pub mod written;
 
 /// Namespace and name of an object of ours. Cheap to clone: it is a key in many maps.

@@ -16,7 +16,8 @@ use crate::api::TrackedField;
 use crate::api::tracked_field::Subject;
 use crate::runtime::Key;
 use crate::runtime::reconciler::Trigger;
-use crate::runtime::watch_hub::{self, Observer, ResourceName};
+use crate::runtime::watch_hub::{Observer, ResourceName};
+use crate::runtime::watching;
 
 /// One object of one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -300,19 +301,26 @@ impl Observer for Tracker {
 
     fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
-        let Tracked { followers, watches, .. } = &mut *state;
-        let recovered =
-            watches.entry((resource.clone(), shard.map(str::to_owned))).or_default().trouble.take().is_some();
-        for (key, follower) in followers {
+        for (key, follower) in &mut state.followers {
             let here = follower.target.resource == *resource && in_shard(&follower.target, shard);
             if here && !follower.unread {
                 follower.certain = Instant::now();
             }
             // One that is unread was followed in mid-list: that it was not seen says nothing.
             let gone = here && !follower.seen && !follower.unread && follower.absent(None);
-            if gone || (here && recovered) {
+            if gone {
                 self.wake.wake(key);
             }
+        }
+    }
+
+    fn stands(&self, resource: &ResourceName, shard: Option<&str>) {
+        let mut state = self.state();
+        let watch = state.watches.get_mut(&(resource.clone(), shard.map(str::to_owned)));
+        let recovered = watch.is_some_and(|watch| watch.trouble.take().is_some());
+        drop(state);
+        if recovered {
+            self.wake_all(resource, shard);
         }
     }
 
@@ -332,7 +340,7 @@ impl Observer for Tracker {
 
 impl Trouble {
     fn of(error: &watcher::Error) -> Option<Self> {
-        let status = watch_hub::refusal(error)?;
+        let status = watching::refusal(error)?;
         match status.code {
             403 => Some(Self::Forbidden(status.message.clone())),
             404 => Some(Self::NotServed),
