@@ -78,6 +78,15 @@ pub struct Watched<K: Resource<DynamicType = ()> + Clone + 'static> {
 pub struct Phase(watch::Receiver<State>);
 
 impl Phase {
+    /// Why objects of this kind are not served: its CRD is missing or an older one, or it is switched off. None while they
+    /// are, and while that is not known yet. That one of them is not cached then says nothing of whether it exists.
+    pub fn absent(&self) -> Option<String> {
+        match &*self.0.borrow() {
+            State::Absent(why) => Some(why.clone()),
+            State::Syncing | State::Synced => None,
+        }
+    }
+
     /// Waits until the cache is filled, or the CRD found missing.
     async fn settled(&mut self) {
         // The sender is gone once its last word is said.

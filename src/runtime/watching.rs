@@ -157,4 +157,4 @@ fn is_invalid(error: &Error) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::runtime) mod tests;

@@ -18,17 +18,17 @@ use super::*;
 
 /// What the apiserver was asked: each list, each watch that lists, each watch that goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+pub(in crate::runtime) enum Asked {
     List,
     Streamed,
     Watch,
 }
 
 /// How it answers: a code, and for a watch that is let in what it shows before it is quiet.
-type Answer = (u16, Vec<Value>);
+pub(in crate::runtime) type Answer = (u16, Vec<Value>);
 
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<Asked>>>);
+pub(in crate::runtime) struct Log(Arc<Mutex<Vec<Asked>>>);
 
 impl Log {
     fn count(&self, asked: Asked) -> usize {
@@ -36,7 +36,9 @@ impl Log {
     }
 }
 
-fn api(answer: impl Fn(Asked, usize) -> Answer + Clone + Send + 'static) -> (Api<ConfigMap>, Log) {
+pub(in crate::runtime) fn api(
+    answer: impl Fn(Asked, usize) -> Answer + Clone + Send + 'static,
+) -> (Api<ConfigMap>, Log) {
     let log = Log::default();
     let kept = log.clone();
     let service = service_fn(move |request: Request<Body>| {
@@ -71,7 +73,7 @@ fn response(asked: Asked, code: u16, shown: Vec<Value>) -> Response<UnsyncBoxBod
     Response::builder().status(code).body(body).unwrap()
 }
 
-fn object(name: &str, version: &str) -> Value {
+pub(in crate::runtime) fn object(name: &str, version: &str) -> Value {
     json!({ "kind": "ConfigMap", "apiVersion": "v1",
         "metadata": { "name": name, "namespace": "a", "resourceVersion": version } })
 }
