@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::{FutureExt, StreamExt};
+use kube::core::Status;
 use kube::runtime::controller::{Action, Config as ApplierConfig, Error as ApplierError, ReconcileRequest, applier};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
@@ -19,7 +20,7 @@ use super::Key;
 use super::backoff::{Backoffs, Policy};
 use super::health::Watchdog;
 use super::metrics::{ControllerMetrics, Metrics, Reconciled};
-use super::{tasks, telemetry};
+use super::{client, tasks, telemetry};
 use crate::api::common::REQUESTED_AT;
 
 /// What is done for one kind.
@@ -61,17 +62,24 @@ pub enum Class {
     Terminal,
     /// Try again, with growing delays.
     Transient,
-    /// The object changed in the meantime: try again, it is no error.
+    /// Something came in between (the object changed or was replaced, the lease went): try again, it is no error.
     Conflict,
 }
 
 impl Failure for kube::Error {
     fn class(&self) -> Class {
         match self {
-            Self::Api(status) if status.code == 409 => Class::Conflict,
+            Self::Api(status) if status.code == 409 || is_replaced(status) => Class::Conflict,
+            error if client::is_not_leading(error) => Class::Conflict,
             _ => Class::Transient,
         }
     }
+}
+
+/// 422 on the UID: a write that is pinned to an object met another one of its name.
+fn is_replaced(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
 
 /// How passes are run.
@@ -247,9 +255,37 @@ impl<R: Reconciler> Runner<R> {
                 (Reconciled::Error, Action::requeue(delay))
             }
             Class::Conflict => {
-                info!(error, "the object changed in the meantime; the pass is done again");
+                info!(error, "something came in between; the pass is done again");
                 (Reconciled::Requeue, Action::requeue(self.failed.next_delay(key)))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+    use crate::runtime::client::Refused;
+
+    fn api(code: u16, field: &str) -> kube::Error {
+        let status = json!({ "status": "Failure", "message": "", "reason": "Invalid", "code": code, "details": {
+            "causes": [{ "reason": "FieldValueInvalid", "message": "field is immutable", "field": field }] } });
+        kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    #[rstest]
+    #[case::changed(api(409, ""), Class::Conflict)]
+    #[case::replaced(api(422, "metadata.uid"), Class::Conflict)]
+    #[case::invalid(api(422, "spec.field"), Class::Transient)]
+    #[case::in_trouble(api(500, ""), Class::Transient)]
+    #[case::held_back(kube::Error::Service(Box::new(Refused::NotLeading)), Class::Conflict)]
+    #[case::unanswered(kube::Error::Service(Box::new(Refused::Timeout(Duration::ZERO))), Class::Transient)]
+    fn classes(#[case] error: kube::Error, #[case] class: Class) {
+        assert_eq!(error.class(), class);
     }
 }
