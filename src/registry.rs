@@ -52,20 +52,20 @@ pub const KINDS: &[Kind] = &[
 pub const START: &[fn(&mut Manager) -> anyhow::Result<()>] = &[notifications::start];
 
 const READ: &[&str] = &["get", "list", "watch"];
+const FOLLOW: &[&str] = &["list", "watch"];
 const TG: &str = "tg.azamaton.ru";
-const READ_OF_CONTACT_POINTS: Right = Right { group: TG, resources: &["contactpoints"], verbs: READ };
+const READ_OF_CONTACT_POINTS: Right = Right { group: TG, resources: &["contactpoints"], verbs: FOLLOW };
 const STATUS_OF_CONTACT_POINTS: Right = Right { group: TG, resources: &["contactpoints/status"], verbs: &["patch"] };
-/// `patch`: the annotation that says why one waits.
+/// `get`: after a write that came too late. `patch`: the annotation that says why one waits.
 const WAITING_OF_TRACKED_FIELDS: Right =
     Right { group: TG, resources: &["trackedfields"], verbs: &["get", "list", "patch", "watch"] };
-const STATUS_OF_TRACKED_FIELDS: Right =
-    Right { group: TG, resources: &["trackedfields/status"], verbs: &["patch", "update"] };
+const STATUS_OF_TRACKED_FIELDS: Right = Right { group: TG, resources: &["trackedfields/status"], verbs: &["patch"] };
 /// By name only, never listed.
 const SECRETS: Right = Right { group: "", resources: &["secrets"], verbs: &["get"] };
-const EVENTS: Right = Right { group: "events.k8s.io", resources: &["events"], verbs: &["create", "patch"] };
+const EVENTS: Right = Right { group: "events.k8s.io", resources: &["events"], verbs: &["create"] };
 
 /// Reads the CRDs themselves: which are there, and whether they are ours. For these the rights are by name.
-pub const CRD_VERBS: &[&str] = READ;
+pub const CRD_VERBS: &[&str] = FOLLOW;
 
 /// What leader election needs, in the operator's own namespace.
 pub const LEADER_RIGHTS: &[Right] =
