@@ -57,6 +57,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         Arc::clone(&tracker) as _,
         manager.metrics.clone(),
         manager.tasks.clone(),
+        manager.watchdog("targets"),
     );
     let tracked_fields = Arc::new(TrackedFields {
         client: manager.client.clone(),
@@ -120,9 +121,8 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     };
     // A contact point that is not cached yet must not be taken for one that does not exist.
     let points_settled = vec![points.phase.clone()];
-    manager.control(points, contact_points, Vec::new(), told_of_point);
-    manager.control(fields, tracked_fields, points_settled, told_of_field);
-    Ok(())
+    manager.control(points, contact_points, Vec::new(), told_of_point)?;
+    manager.control(fields, tracked_fields, points_settled, told_of_field)
 }
 
 fn sender(manager: &Manager) -> client::Config {

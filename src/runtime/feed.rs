@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::cache::{Cache, Touched};
 use super::crds::Presence;
-use super::health::{Health, State};
+use super::health::{Health, State, Watchdog};
 use super::metrics::Metrics;
 use super::watching::{self, Told};
 
@@ -31,6 +31,8 @@ pub struct Feed<K> {
     pub health: Health,
     /// and who else.
     pub phase: watch::Sender<State>,
+    /// Who sees to it that it does not get stuck.
+    pub watchdog: Watchdog,
     /// Whether the CRD is there.
     pub presence: watch::Receiver<Option<Presence>>,
 }
@@ -90,6 +92,7 @@ where
             };
             match told {
                 (index, Told::Shown(event)) => {
+                    let _busy = self.watchdog.busy();
                     let synced = cache.synced();
                     for touched in cache.apply(index, event) {
                         on(touched, synced);
@@ -113,6 +116,8 @@ where
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use std::time::Duration;
+
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::ResourceExt;
     use tokio::sync::mpsc;
@@ -131,6 +136,7 @@ mod tests {
             watches: watcher::Config::default(),
             metrics: Metrics::new(),
             health: Health::new(),
+            watchdog: Health::new().watchdog("cache", Duration::from_mins(1)),
             phase: say,
             presence: follow,
         };

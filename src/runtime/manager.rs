@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use kube::core::NamespaceResourceScope;
@@ -17,13 +18,14 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use super::backoff::Policy;
 use super::cache::{Cache, Touched};
 use super::events::Events;
 use super::feed::Feed;
-use super::health::{Health, State};
+use super::health::{Health, State, Watchdog};
 use super::leader::{self, Election, Fence, Outcome};
 use super::metrics::Metrics;
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
@@ -58,6 +60,7 @@ pub struct Manager {
     running: JoinSet<()>,
     passes: Vec<BoxFuture<'static, ()>>,
     landings: Vec<BoxFuture<'static, ()>>,
+    under_way: TaskTracker,
 }
 
 /// One of our kinds: its objects, and what wakes its passes.
@@ -120,6 +123,7 @@ pub async fn run(
         tasks: tasks.clone(),
         passes: Vec::new(),
         landings: Vec::new(),
+        under_way: TaskTracker::new(),
         fence,
         client,
         watches,
@@ -170,18 +174,23 @@ impl Manager {
 
     /// Watches a kind and, while this replica leads, runs passes over its objects, once `after` is settled too. `on` is
     /// told of every object, on every replica, and whether all of them have been seen.
+    ///
+    /// # Errors
+    /// When the registry does not have the kind.
     pub fn control<R>(
         &mut self,
         kind: Watched<R::Object>,
         reconciler: Arc<R>,
         mut after: Vec<Phase>,
         on: impl Fn(Touched<R::Object>, bool) + Send + Sync + 'static,
-    ) where
+    ) -> anyhow::Result<()>
+    where
         R: Reconciler,
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned,
     {
         let Watched { store, trigger, mut phase, name, say, cache } = kind;
-        if let Some(kind) = registry::find(name).filter(|_| self.config.controllers.contains(name)) {
+        let kind = registry::find(name).with_context(|| format!("the registry has no kind {name}"))?;
+        if self.config.controllers.contains(name) {
             self.health.set(name, State::Syncing);
             self.feed(kind, cache, say, on);
         } else {
@@ -190,19 +199,24 @@ impl Manager {
             say.send_replace(off);
         }
         let limits = self.limits();
-        // A pass that overstays is dropped; a loop that does not even do that is stuck.
-        let watchdog = self.health.watchdog(name, limits.timeout * 2);
-        let runner = Runner::new(name, reconciler, limits, &self.metrics, watchdog);
+        let watchdog = self.watchdog(name);
+        let runner = Runner::new(name, reconciler, limits, &self.metrics, watchdog, self.under_way.clone());
         let passes = async move {
             phase.settled().await;
             join_all(after.iter_mut().map(Phase::settled)).await;
             runner.run(store, trigger).await;
         };
         self.passes.push(self.tasks.guard(format!("the controller of {name}s"), passes).boxed());
+        Ok(())
     }
 
     fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
         self.running.spawn(self.tasks.guard(name, task));
+    }
+
+    /// Watches over a loop that is called `name` in `/livez`.
+    pub fn watchdog(&self, name: impl Into<String>) -> Watchdog {
+        self.health.watchdog(name, longest_step(&self.config.timings))
     }
 
     /// At the end `landing` is waited for a moment: what is under way may come to rest.
@@ -237,6 +251,7 @@ impl Manager {
             watches: self.watches.clone(),
             metrics: self.metrics.clone(),
             health: self.health.clone(),
+            watchdog: self.watchdog(format!("{}-cache", kind.controller)),
             phase,
             presence,
         };
@@ -254,15 +269,18 @@ impl Manager {
     }
 
     async fn lead(self, kubernetes: kube::Config, stop: CancellationToken) -> anyhow::Result<()> {
-        let Self { config, fence, metrics, draining, identity, passes, landings, running, .. } = self;
-        let work = work(passes, landings, stop.clone(), draining, config.timings.drain);
+        let Self { config, fence, metrics, health, draining, identity, passes, landings, under_way, running, .. } =
+            self;
+        let work = work(passes, stop.clone(), rest(draining, landings, under_way, config.timings.drain));
         if !config.leader_elect {
             work.await;
             return Ok(());
         }
-        metrics.show_leadership(fence.clone());
+        metrics.show_leadership(&config.leader_election_id, fence.clone());
         let lease = client::lease(kubernetes, metrics)?;
-        let election = Election::new(lease, &config.operator_namespace, identity, &config.timings);
+        let place = (&*config.operator_namespace, &*config.leader_election_id);
+        let watchdog = health.watchdog("lease", longest_step(&config.timings));
+        let election = Election::new(lease, place, identity, &config.timings, watchdog);
         let outcome = leader::lead(&election, &fence, &stop, work).await;
         drop(running);
         match outcome {
@@ -272,14 +290,13 @@ impl Manager {
     }
 }
 
-/// Runs the passes until `stop`, then gives what is under way a moment.
-async fn work(
-    passes: Vec<BoxFuture<'static, ()>>,
-    landings: Vec<BoxFuture<'static, ()>>,
-    stop: CancellationToken,
-    draining: CancellationToken,
-    drain: Duration,
-) {
+/// What every loop stays below: a pass that overstays is dropped, and whatever does not even do that is stuck.
+fn longest_step(timings: &Timings) -> Duration {
+    timings.reconcile_timeout * 2
+}
+
+/// Runs the passes until `stop`, and on until `rest` has come.
+async fn work(passes: Vec<BoxFuture<'static, ()>>, stop: CancellationToken, rest: impl Future<Output = ()>) {
     // Tasks of their own: whoever renews the lease polls this, and must not wait for a pass.
     let mut running = JoinSet::new();
     for passes in passes {
@@ -287,7 +304,69 @@ async fn work(
     }
     stop.cancelled().await;
     info!("draining");
+    rest.await;
+}
+
+/// Gives what is under way a moment to come to rest: first what is in the air, while passes still write down what a
+/// receiver took; then the passes themselves, of which no other begins.
+async fn rest(
+    draining: CancellationToken,
+    landings: Vec<BoxFuture<'static, ()>>,
+    under_way: TaskTracker,
+    drain: Duration,
+) {
     draining.cancel();
-    // Passes go on meanwhile, so that what a receiver took is also written down.
-    let _ = tokio::time::timeout(drain, join_all(landings)).await;
+    let rest = async {
+        join_all(landings).await;
+        under_way.close();
+        under_way.wait().await;
+    };
+    let _ = tokio::time::timeout(drain, rest).await;
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const DRAIN: Duration = Duration::from_millis(500);
+
+    #[test]
+    fn a_phase_says_why_its_kind_is_not_served() {
+        let (say, phase) = watch::channel(State::Syncing);
+        let phase = Phase(phase);
+        assert_eq!(phase.absent(), None, "that is not known yet");
+        say.send_replace(State::Absent("switched off".into()));
+        assert_eq!(phase.absent().as_deref(), Some("switched off"));
+        say.send_replace(State::Synced);
+        assert_eq!(phase.absent(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pass_that_runs_is_waited_for_when_nothing_is_in_the_air() {
+        let (draining, under_way) = (CancellationToken::new(), TaskTracker::new());
+        let pass = under_way.token();
+        let resting = tokio::spawn(rest(draining.clone(), Vec::new(), under_way.clone(), DRAIN));
+        draining.cancelled().await;
+        tokio::time::sleep(DRAIN / 2).await;
+        assert!(!resting.is_finished() && under_way.is_closed());
+        let ended = Instant::now();
+        drop(pass);
+        resting.await.unwrap();
+        assert_eq!(ended.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_is_waited_for_longer_than_a_moment() {
+        let began = Instant::now();
+        let under_way = TaskTracker::new();
+        let _pass = under_way.token();
+        rest(CancellationToken::new(), Vec::new(), under_way, DRAIN).await;
+        let hangs = vec![std::future::pending().boxed()];
+        rest(CancellationToken::new(), hangs, TaskTracker::new(), DRAIN).await;
+        assert_eq!(began.elapsed(), DRAIN * 2);
+    }
 }

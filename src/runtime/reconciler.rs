@@ -14,6 +14,7 @@ use kube::runtime::controller::{Action, Config as ApplierConfig, Error as Applie
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
 use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, info, warn};
 
 use super::Key;
@@ -134,6 +135,7 @@ pub struct Runner<R: Reconciler> {
     limits: Limits,
     metrics: ControllerMetrics,
     watchdog: Watchdog,
+    running: TaskTracker,
     failed: Backoffs<ObjectRef<R::Object>>,
     waiting: Backoffs<ObjectRef<R::Object>>,
     /// The last `requested-at` of each object that has one.
@@ -141,14 +143,23 @@ pub struct Runner<R: Reconciler> {
 }
 
 impl<R: Reconciler> Runner<R> {
-    /// `name` is what logs and metrics call the controller.
-    pub fn new(name: &'static str, reconciler: Arc<R>, limits: Limits, metrics: &Metrics, watchdog: Watchdog) -> Self {
+    /// `name` is what logs and metrics call the controller. Each pass is tracked by `running`; none begins once that is
+    /// closed.
+    pub fn new(
+        name: &'static str,
+        reconciler: Arc<R>,
+        limits: Limits,
+        metrics: &Metrics,
+        watchdog: Watchdog,
+        running: TaskTracker,
+    ) -> Self {
         Self {
             name,
             reconciler,
             limits,
             metrics: metrics.controller(name, limits.concurrency.into()),
             watchdog,
+            running,
             failed: Backoffs::new(limits.failed),
             waiting: Backoffs::new(limits.waiting),
             requested: Mutex::default(),
@@ -197,6 +208,10 @@ impl<R: Reconciler> Runner<R> {
     }
 
     async fn pass(&self, object: Arc<R::Object>) -> Action {
+        let _running = self.running.token();
+        if self.running.is_closed() {
+            return Action::await_change();
+        }
         let key = ObjectRef::from_obj(object.as_ref());
         if self.requested(&key, &object) {
             self.failed.reset(&key);

@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
 use super::Scope;
+use super::health::Watchdog;
 use super::metrics::Metrics;
 use super::tasks::Tasks;
 use super::watching::{self, Told};
@@ -64,6 +65,7 @@ pub struct WatchHub {
     observer: Arc<dyn Observer>,
     metrics: Metrics,
     tasks: Tasks,
+    watchdog: Watchdog,
     watches: Mutex<HashMap<ResourceName, Vec<AbortHandle>>>,
 }
 
@@ -76,8 +78,9 @@ impl WatchHub {
         observer: Arc<dyn Observer>,
         metrics: Metrics,
         tasks: Tasks,
+        watchdog: Watchdog,
     ) -> Self {
-        Self { client, scope, config, observer, metrics, tasks, watches: Mutex::default() }
+        Self { client, scope, config, observer, metrics, tasks, watchdog, watches: Mutex::default() }
     }
 
     /// Sees to it that `resource` is watched.
@@ -103,6 +106,7 @@ impl WatchHub {
                     shard,
                     Arc::clone(&self.observer),
                     self.metrics.clone(),
+                    self.watchdog.clone(),
                 );
                 tokio::spawn(self.tasks.guard(format!("the watch of {}", name.plural), watch)).abort_handle()
             })
@@ -137,10 +141,12 @@ async fn run(
     shard: Option<String>,
     observer: Arc<dyn Observer>,
     metrics: Metrics,
+    watchdog: Watchdog,
 ) {
     let shard = shard.as_deref();
     let mut told = std::pin::pin!(watching::watch(api, config));
     while let Some(told) = told.next().await {
+        let _busy = watchdog.busy();
         match told {
             Told::Shown(Event::Init) => observer.listing(&resource, shard),
             Told::Shown(Event::InitApply(object) | Event::Apply(object)) => observer.present(&resource, object),
