@@ -38,7 +38,7 @@ pub struct Kind {
 pub const KINDS: &[Kind] = &[
     Kind::of::<ContactPoint>(
         contact_point::NAME,
-        &["e85e438730db93e1"],
+        &["08a918ff431bf589"],
         &[READ_OF_CONTACT_POINTS, STATUS_OF_CONTACT_POINTS, SECRETS, EVENTS],
     ),
     Kind::of::<TrackedField>(

@@ -21,7 +21,7 @@ pub const SHARED: &str = "quartermaster.dev/shared";
 /// One key of a Secret, by name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct SecretKey {
+pub struct SecretKeySelector {
     /// Name of the Secret.
     #[schemars(length(max = 253))]
     #[x_kube(validation = SECRET_NAME)]

@@ -7,7 +7,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-use super::common::{Conditions, SECRET_NAME, SecretKey, conditions_schema, rule_over};
+use super::common::{Conditions, SECRET_NAME, SecretKeySelector, conditions_schema, rule_over};
 
 /// The `type` of a contact point that is a Telegram chat.
 pub const TELEGRAM: &str = "Telegram";
@@ -60,7 +60,7 @@ pub struct ContactPointSpec {
     pub type_: String,
     /// The bot token (Telegram), or the value of header `webhookSpec.headerName` (Webhook).
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub api_token: Option<SecretKey>,
+    pub api_token: Option<SecretKeySelector>,
     /// The chat, for `type: Telegram`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub telegram_spec: Option<TelegramSpec>,
@@ -130,13 +130,13 @@ pub struct WebhookSpec {
     pub url: String,
     /// Where to POST, when the URL itself is the secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub url_from: Option<SecretKey>,
+    pub url_from: Option<SecretKeySelector>,
     /// The header that carries `apiToken`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
     #[x_kube(
         validation = header_rule(&format!("self == '' || self.{TOKEN}"), NOT_A_TOKEN),
-        validation = header_rule(&format!("!self.{RESERVED}"), IS_RESERVED),
+        validation = header_rule(&format!("!self.{}", reserved()), IS_RESERVED),
     )]
     pub header_name: String,
     /// Further headers, sent as they stand. Not for secrets: anybody who may read this object reads them.
@@ -144,7 +144,7 @@ pub struct WebhookSpec {
     #[schemars(extend("maxProperties" = 32, "additionalProperties" = { "type": "string", "maxLength": 2048 }))]
     #[x_kube(
         validation = header_rule(&format!("self.all(name, size(name) <= 128 && name.{TOKEN})"), NOT_A_TOKEN),
-        validation = header_rule(&format!("!self.exists(name, name.{RESERVED})"), IS_RESERVED),
+        validation = header_rule(&format!("!self.exists(name, name.{})", reserved()), IS_RESERVED),
         validation = (
             "self.all(name, self.exists_one(other, other.lowerAscii() == name.lowerAscii()))",
             "the same header stands there twice, in capitals and small letters: remove one",
@@ -169,7 +169,7 @@ pub struct WebhookSpec {
     pub content_type: Option<String>,
     /// Signs each request as Standard Webhooks has it (HMAC-SHA256), with this key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub signing_key: Option<SecretKey>,
+    pub signing_key: Option<SecretKeySelector>,
     /// Seconds that one attempt may take, 1 to 30; 10 unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 30))]
@@ -227,6 +227,9 @@ pub struct ContactPointStatus {
     /// What the last test message was sent with: another one is sent when this changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tested: Option<Tested>,
+    /// True while it is suspended if it was ready before: it is again when it is resumed, without a test message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready_when_resumed: Option<bool>,
     /// The supergroup that Telegram says this group became (`migrate_to_chat_id`); messages go there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migrated_to_chat_id: Option<i64>,
@@ -251,11 +254,41 @@ pub struct Tested {
 const TOKEN: &str = r#"matches(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")"#;
 const NOT_A_TOKEN: &str =
     "write a header's name: letters, digits and !#$%&'*+-.^_`|~, at most 128, such as X-Api-Token";
-/// Headers of one connection (RFC 9110, section 7.6.1), of HTTP's own framing, and those that say what the message is.
-const RESERVED: &str = "matches('(?i)^(connection|keep-alive|te|trailer|transfer-encoding|upgrade|http2-settings|host\
-    |content-length|content-type|content-encoding|expect|user-agent|idempotency-key|proxy-.*|ce-.*|webhook-.*)$')";
+/// Headers of one connection (RFC 9110, section 7.6.1), of HTTP's own framing, and those that say what the message is. One
+/// that ends in `-` stands for all that begin so.
+const RESERVED: [&str; 17] = [
+    "connection",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "http2-settings",
+    "host",
+    "content-length",
+    "content-type",
+    "content-encoding",
+    "expect",
+    "user-agent",
+    "idempotency-key",
+    "proxy-",
+    "ce-",
+    "webhook-",
+];
 const IS_RESERVED: &str = "HTTP itself or Quartermaster sets this header (Host, Connection, Content-*, Transfer-Encoding, \
     Proxy-*, ce-*, webhook-*, Idempotency-Key, User-Agent and the like): take another one; a body's type goes into contentType";
+
+/// Whether HTTP itself or every request sets this header.
+pub fn is_reserved(header: &str) -> bool {
+    let header = header.to_ascii_lowercase();
+    RESERVED.iter().any(|name| if name.ends_with('-') { header.starts_with(name) } else { header == *name })
+}
+
+/// The same in CEL, of a text.
+fn reserved() -> String {
+    let names = RESERVED.map(|name| if name.ends_with('-') { format!("{name}.*") } else { name.to_owned() });
+    format!("matches('(?i)^({})$')", names.join("|"))
+}
 
 fn header_rule(rule: &str, message: &str) -> Rule {
     Rule::new(rule).message(message)

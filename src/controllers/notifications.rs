@@ -47,7 +47,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         events: manager.events(contact_point::NAME),
         reread: timings.secret_reread,
         written: Written::default(),
-        lines: Mutex::default(),
+        set_up: Mutex::default(),
     });
     let tracker = Arc::new(Tracker::new(fields.trigger.clone()));
     let hub = WatchHub::new(

@@ -34,6 +34,9 @@ const THIS_NETWORK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8);
 
 impl Rules {
     /// Whether `address`, or an IPv4 address that it carries, may be connected to.
+    ///
+    /// # Errors
+    /// By which rule it may not.
     pub fn check(&self, address: IpAddr) -> Result<(), Refused> {
         self.check_one(address, address)?;
         if let IpAddr::V6(v6) = address {
@@ -45,6 +48,9 @@ impl Rules {
     }
 
     /// Checks the host of a URL when it is an address: those bypass a resolver.
+    ///
+    /// # Errors
+    /// By which rule it may not be connected to.
     pub fn check_literal(&self, url: &reqwest::Url) -> Result<(), Refused> {
         let host = url.host_str().unwrap_or_default();
         match host.trim_start_matches('[').trim_end_matches(']').parse() {

@@ -9,6 +9,8 @@ use secrecy::{ExposeSecret, SecretString};
 use super::address::Refused;
 use super::{Failure, StopReason};
 
+/// What a receiver asks for is honoured up to here, a hundred years: any later an instant could not be told.
+const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
 /// As much of an answer is read.
 const READ: usize = 64 * 1024;
 /// As much of it is quoted, in characters.
@@ -39,10 +41,15 @@ pub(super) fn retry_after(response: &reqwest::Response, now: Timestamp) -> Optio
 
 fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Some(Duration::from_secs(value.parse().unwrap_or(u64::MAX)));
+        return Some(seconds(value.parse().unwrap_or(u64::MAX)));
     }
     let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(value).ok()?;
-    Some(Duration::try_from(date.duration_since(now)).unwrap_or_default())
+    Some(Duration::try_from(date.duration_since(now)).unwrap_or_default().min(LONGEST))
+}
+
+/// So many seconds, [`LONGEST`] at most.
+pub(super) fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds).min(LONGEST)
 }
 
 /// Secrets that a request carries, to be kept out of what is said about its answer.

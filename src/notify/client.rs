@@ -15,6 +15,7 @@ use super::telegram::{self, Chat};
 use super::webhook::event::Event;
 use super::webhook::{self, Hook, Tls};
 use super::{Content, Endpoint, Failure, Sent, StopReason, Transport};
+use crate::cli::Timings;
 
 /// Whether the leader lease is still held. Asked right before each request.
 pub type Held = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -46,14 +47,15 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
+        let timings = Timings::default();
         Self {
             telegram_api_url: "https://api.telegram.org".into(),
             cluster_name: None,
             webhook_proxy: None,
             allow_loopback: false,
             deny_cidrs: Vec::new(),
-            attempt_timeout: Duration::from_secs(10),
-            retry_after_cap: webhook::RETRY_AFTER_CAP,
+            attempt_timeout: timings.send_timeout,
+            retry_after_cap: timings.retry_after_max,
             pace: Limits::default(),
             held: Arc::new(|| true),
             lookup: system_lookup(),
@@ -84,7 +86,10 @@ impl fmt::Debug for Sender {
 }
 
 impl Sender {
-    /// Checks the settings. The error names the flag, and shows no credentials.
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// The flag that is wrong and why, without credentials.
     pub fn new(config: Config) -> Result<Self, String> {
         let telegram_api: reqwest::Url =
             config.telegram_api_url.parse().map_err(|error| format!("--telegram-api-url: {error}"))?;
@@ -117,7 +122,7 @@ impl Sender {
     async fn send_telegram(&self, chat: &Chat, content: Content<'_>, plain: bool) -> Result<Sent, Failure> {
         let cluster = self.cluster.as_deref();
         let (text, taken) = match content {
-            Content::Test { .. } => (message::READY.to_owned(), 0),
+            Content::Test { .. } => (message::ready(cluster), 0),
             Content::Entries(items) => {
                 let rendered = message::render(items, cluster, plain, Limit::TELEGRAM);
                 (rendered.text, rendered.taken)
@@ -126,12 +131,14 @@ impl Sender {
         // HTTPS_PROXY and NO_PROXY are reqwest's default.
         let client = once(&self.telegram, || base_client().build())?;
         let held = || self.check_held();
-        let call = telegram::Call { client, base: &self.telegram_api, timeout: self.attempt_timeout, held: &held };
-        let result = call.send(chat, &text, taken).await;
-        if let Err(Failure::Retry { after: Some(after), .. }) = result {
-            self.pace.hold(&chat.room(), after);
-        }
-        result
+        let call = telegram::Call {
+            client,
+            base: &self.telegram_api,
+            timeout: self.attempt_timeout,
+            pace: &self.pace,
+            held: &held,
+        };
+        call.send(chat, &text, taken).await
     }
 
     async fn send_webhook(&self, hook: &Hook, content: Content<'_>, plain: bool) -> Result<Sent, Failure> {

@@ -30,11 +30,10 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// Whether a template of the contact point's own makes what is sent to it.
-    pub fn has_template(&self) -> bool {
-        match self {
-            Self::Telegram(_) => false,
-            Self::Webhook(hook) => hook.body.is_some(),
+    /// Sends to the supergroup `to` from here on, which a chat became.
+    pub fn follow(&mut self, to: i64) {
+        if let Self::Telegram(chat) = self {
+            *chat = chat.moved(to);
         }
     }
 }
@@ -140,7 +139,7 @@ pub trait Transport: Send + Sync + 'static {
     /// through, and takes that place.
     fn slot(&self, endpoint: &Endpoint) -> impl Future<Output = ()> + Send;
 
-    /// Renders `content` for `endpoint` and sends it once, without waiting. A `plain` request uses no `TrackedField`'s
+    /// Renders `content` for `endpoint` and sends it once, without waiting but for the pace of a chat that it moved to. A `plain` request uses no `TrackedField`'s
     /// template; a webhook's `body` stays, because it is the shape that its receiver asks for.
     fn send(
         &self,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::answer::{self, Secrets};
-use super::pace::Chatroom;
+use super::pace::{Chatroom, Pace};
 use super::{Failure, Sent, StopReason};
 use crate::api::contact_point::ChatId;
 
@@ -40,6 +40,9 @@ pub enum BadToken {
 impl Chat {
     /// A chat from the bytes of a Secret. Nothing is asked of the token's length: the documents' example is shorter than
     /// a real one.
+    ///
+    /// # Errors
+    /// Why they are no token.
     pub fn new(token: &[u8], chat: ChatId, thread: Option<i64>, silent: bool) -> Result<Self, BadToken> {
         let token = std::str::from_utf8(token).map_err(|_| BadToken::NotText)?;
         if token.trim().len() != token.len() {
@@ -52,6 +55,12 @@ impl Chat {
             return Err(BadToken::Shape);
         }
         Ok(Self { token: token.into(), key: Sha256::digest(token).into(), to: chat, thread, silent })
+    }
+
+    /// The supergroup `to` that this chat became.
+    #[must_use]
+    pub fn moved(&self, to: i64) -> Self {
+        Self { to: ChatId::Id(to), ..self.clone() }
     }
 
     /// What the pace of this chat is kept under.
@@ -75,37 +84,48 @@ pub(super) struct Call<'a> {
     pub(super) client: &'a reqwest::Client,
     pub(super) base: &'a reqwest::Url,
     pub(super) timeout: Duration,
+    pub(super) pace: &'a Pace,
     pub(super) held: &'a (dyn Fn() -> Result<(), Failure> + Sync),
 }
 
 impl Call<'_> {
     /// Sends `text`, which carries `taken` entries. A chat that became a supergroup is followed at once.
     pub(super) async fn send(&self, chat: &Chat, text: &str, taken: usize) -> Result<Sent, Failure> {
-        match self.post(chat, &chat.to, text).await? {
-            Reply::Done => Ok(Sent { taken, migrated_to: None }),
+        let (reply, migrated_to) = match self.post(chat, text).await? {
+            Reply::Moved(to) => {
+                let chat = chat.moved(to);
+                // To the pace it is another chat.
+                self.pace.slot(&chat.room()).await;
+                (self.post(&chat, text).await?, Some(to))
+            }
+            reply => (reply, None),
+        };
+        match reply {
+            Reply::Done => Ok(Sent { taken, migrated_to }),
             Reply::Failed(failure) => Err(carried(failure, taken)),
-            Reply::Moved(to) => match self.post(chat, &ChatId::Id(to), text).await? {
-                Reply::Done => Ok(Sent { taken, migrated_to: Some(to) }),
-                Reply::Failed(failure) => Err(carried(failure, taken)),
-                Reply::Moved(_) => Err(Failure::Retry { message: "the chat moved twice".into(), after: None }),
-            },
+            Reply::Moved(_) => Err(Failure::Retry { message: "the chat moved twice".into(), after: None }),
         }
     }
 
-    async fn post(&self, chat: &Chat, to: &ChatId, text: &str) -> Result<Reply, Failure> {
+    /// One request. A chat that is to be left alone for a while is.
+    async fn post(&self, chat: &Chat, text: &str) -> Result<Reply, Failure> {
         let secrets = Secrets::new([&chat.token]);
         let request = self
             .client
             .post(method_url(self.base, &chat.token))
             .header(http::header::CONTENT_TYPE, "application/json")
             .timeout(self.timeout)
-            .body(payload(chat, to, text).to_string());
+            .body(payload(chat, text).to_string());
         (self.held)()?;
         let mut response = request.send().await.map_err(|error| secrets.failure(error, self.timeout))?;
         let status = response.status().as_u16();
         let header = answer::retry_after(&response, jiff::Timestamp::now());
         let body = answer::body(&mut response).await;
-        Ok(understand(status, header, &body, &secrets))
+        let reply = understand(status, header, &body, &secrets);
+        if let Reply::Failed(Failure::Retry { after: Some(after), .. }) = reply {
+            self.pace.hold(&chat.room(), after);
+        }
+        Ok(reply)
     }
 }
 
@@ -124,8 +144,8 @@ fn method_url(base: &reqwest::Url, token: &SecretString) -> reqwest::Url {
     url
 }
 
-fn payload(chat: &Chat, to: &ChatId, text: &str) -> Value {
-    let mut payload = json!({ "chat_id": to, "text": text });
+fn payload(chat: &Chat, text: &str) -> Value {
+    let mut payload = json!({ "chat_id": chat.to, "text": text });
     if let Some(thread) = chat.thread {
         payload["message_thread_id"] = thread.into();
     }
@@ -215,7 +235,7 @@ fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secr
         ),
         429 => Reply::Failed(Failure::Retry {
             message: format!("too many requests ({code} {said})"),
-            after: parameters.retry_after.map(Duration::from_secs).or(header),
+            after: parameters.retry_after.map(answer::seconds).or(header),
         }),
         400..=499 if code != 408 => Reply::Failed(Failure::Rejected {
             message: format!("the Bot API refused the message ({code} {said})"),
@@ -224,7 +244,7 @@ fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secr
         200 => Reply::Failed(Failure::Retry { message: format!("no answer of a Bot API (200 {said})"), after: None }),
         _ => Reply::Failed(Failure::Retry {
             message: format!("the Bot API is in trouble ({code} {said})"),
-            after: parameters.retry_after.map(Duration::from_secs).or(header),
+            after: parameters.retry_after.map(answer::seconds).or(header),
         }),
     }
 }

@@ -3,19 +3,31 @@
 use std::fmt::Debug;
 
 use kube::api::{Patch, PatchParams};
+use kube::core::object::HasStatus;
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::cache::strip;
 
 /// Writes `status` as computed from `object`: refused with 409 when the object has changed since, so that nothing
-/// written in the meantime is lost. Gives the object as it then is.
-pub async fn status<K>(api: &Api<K>, manager: &str, object: &K, status: &impl Serialize) -> kube::Result<K>
+/// written in the meantime is lost. What the object's status says and `status` does not goes. Gives the object as it then
+/// is.
+///
+/// # Errors
+/// What the apiserver answers, 409 and 404 among it.
+pub async fn status<K>(api: &Api<K>, manager: &str, object: &K, status: &K::Status) -> kube::Result<K>
 where
-    K: Resource + Clone + Debug + DeserializeOwned,
+    K: Resource + HasStatus<Status: Serialize> + Clone + Debug + DeserializeOwned,
 {
+    let mut status = serde_json::to_value(status).map_err(kube::Error::SerdeError)?;
+    // A list is replaced whole: a history need not be written down once more to be compared.
+    if status.is_object()
+        && let Some(before) = object.status()
+    {
+        take_away(&serde_json::to_value(before).map_err(kube::Error::SerdeError)?, &mut status);
+    }
     let patch = json!({
         "metadata": { "uid": object.uid(), "resourceVersion": object.resource_version() },
         "status": status,
@@ -26,14 +38,104 @@ where
     Ok(written)
 }
 
-/// Sets one annotation of `object`, or takes it away; pinned to the object's UID. Gives the object as it then is.
+/// A merge patch (RFC 7386) leaves what it does not name: what `before` has and `after` has not is named, as null.
+fn take_away(before: &Value, after: &mut Value) {
+    let (Value::Object(before), Value::Object(after)) = (before, after) else { return };
+    for (key, before) in before {
+        take_away(before, after.entry(key.clone()).or_insert(Value::Null));
+    }
+}
+
+/// Sets one annotation of `object`, or takes it away: refused with 409 when the object has changed since, so that the
+/// answer shows nothing that its reader has not yet looked at. Gives the object as it then is.
+///
+/// # Errors
+/// What the apiserver answers.
 pub async fn annotate<K>(api: &Api<K>, manager: &str, object: &K, name: &str, value: Option<&str>) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    let patch = json!({ "metadata": { "uid": object.uid(), "annotations": { name: value } } });
+    let patch = json!({ "metadata": {
+        "uid": object.uid(),
+        "resourceVersion": object.resource_version(),
+        "annotations": { name: value },
+    } });
     let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
     let mut written = api.patch(&object.name_any(), &parameters, &Patch::Merge(&patch)).await?;
     strip(&mut written);
     Ok(written)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use kube::Client;
+
+    use super::*;
+    use crate::api::ContactPoint;
+
+    /// RFC 7386, as the apiserver does it.
+    fn merge(target: &mut Value, patch: Value) {
+        let Value::Object(patch) = patch else {
+            *target = patch;
+            return;
+        };
+        if !target.is_object() {
+            *target = json!({});
+        }
+        let target = target.as_object_mut().unwrap();
+        for (key, value) in patch {
+            if value.is_null() {
+                target.remove(&key);
+            } else {
+                merge(target.entry(key).or_insert(Value::Null), value);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_stands_is_what_was_computed() {
+        let stands = json!({
+            "initialized": true,
+            "ready": true,
+            "observedGeneration": 1,
+            "tested": { "spec": "abc", "secrets": ["uid/1"] },
+            "migratedToChatId": -100,
+            "conditions": [
+                { "type": "Ready", "status": "True", "reason": "Ready", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z" },
+            ],
+        });
+        let object = json!({
+            "apiVersion": "tg.azamaton.ru/v1",
+            "kind": "ContactPoint",
+            "metadata": { "namespace": "n", "name": "p", "uid": "u", "resourceVersion": "7" },
+            "spec": { "type": "Webhook" },
+            "status": stands,
+        });
+        let before: ContactPoint = serde_json::from_value(object.clone()).unwrap();
+        for computed in [
+            json!({ "initialized": true, "ready": false, "tested": { "spec": "def" } }),
+            json!({ "initialized": true, "ready": true, "migratedToChatId": -100 }),
+            stands.clone(),
+        ] {
+            let (service, mut apiserver) =
+                tower_test::mock::pair::<http::Request<kube::client::Body>, http::Response<kube::client::Body>>();
+            let api: Api<ContactPoint> = Api::namespaced(Client::new(service, "n"), "n");
+            let written = serde_json::from_value(computed.clone()).unwrap();
+            let mut stored = object.clone();
+            let answer = async {
+                let (request, answer) = apiserver.next_request().await.unwrap();
+                let patch: Value =
+                    serde_json::from_slice(&request.into_body().collect().await.unwrap().to_bytes()).unwrap();
+                assert_eq!(patch["metadata"], json!({ "uid": "u", "resourceVersion": "7" }));
+                merge(&mut stored, patch);
+                answer.send_response(http::Response::new(serde_json::to_vec(&stored).unwrap().into()));
+                stored["status"].clone()
+            };
+            let (result, stored) = tokio::join!(status(&api, "m", &before, &written), answer);
+            assert_eq!(stored, computed);
+            assert_eq!(result.unwrap().status, Some(written));
+        }
+    }
 }

@@ -58,7 +58,16 @@ async fn one_test_message_for_each_endpoint() {
     bed.scale("web", 2).await;
     let words = bed.waiting("replicas", "ContactPointNotReady: ").await;
     assert!(words.contains("suspended"), "{words}");
+    let suspended = bed.not_ready("hook", "Suspended").await;
+    assert_eq!(suspended.status.as_ref().unwrap().observed_generation, suspended.metadata.generation);
+    // Also over a restart.
+    operator.kill();
+    operator.restart();
+    operator.ready().await;
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": false } })).await;
+    let resumed = bed.ready("hook").await;
+    assert_eq!(resumed.status.as_ref().unwrap().observed_generation, resumed.metadata.generation);
+    assert_eq!(condition(&resumed).0, "Ready");
     bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
     operator.kill();
     operator.restart();
@@ -78,6 +87,39 @@ async fn one_test_message_for_each_endpoint() {
     wanted.push(("Updated", Some("4")));
     bed.delivered("replicas", &wanted).await;
     assert_eq!((tests(), taken(&receiver).len()), (3, 7));
+}
+
+#[tokio::test]
+async fn what_a_spec_no_longer_has_leaves_the_status() {
+    let bed = Bed::shared("leaves").await;
+    let receiver = Receiver::start().unwrap();
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    bed.secret("token", "a-token").await;
+    let spec = json!({
+        "type": "Webhook",
+        "webhookSpec": { "url": receiver.url(), "headerName": "X-Token" },
+        "apiToken": { "secretName": "token", "key": "token" },
+    });
+    bed.create::<ContactPoint>("hook", json!({ "spec": spec })).await;
+    assert_eq!(bed.ready("hook").await.status.unwrap().tested.unwrap().secrets.len(), 1);
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "apiToken": null, "webhookSpec": { "headerName": null } } }))
+        .await;
+    receiver.wait_for(SOON, |requests| requests.len() == 2).await.unwrap();
+    let point = bed.until("hook", "no Secret", |point: &ContactPoint| {
+        let status = point.status.as_ref().unwrap();
+        status.observed_generation == point.metadata.generation && status.tested.as_ref().unwrap().secrets.is_empty()
+    });
+    let point = point.await;
+
+    // So nothing is left to say or to send, after a restart neither. A message passes after all that might be.
+    operator.kill();
+    operator.restart();
+    operator.ready().await;
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "hook").await;
+    bed.delivered("replicas", &[("Created", Some("1"))]).await;
+    assert_eq!(bed.ready("hook").await.metadata.resource_version, point.metadata.resource_version);
+    assert_eq!(taken(&receiver).len(), 3);
 }
 
 #[tokio::test]
@@ -181,13 +223,31 @@ async fn a_group_that_moved_is_followed_and_told() {
 
     // It is not asked at the old address again, after a restart neither.
     let refused = telegram.rejected().len();
+    let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    bed.scale("web", 2).await;
+    bed.delivered("replicas", &wanted).await;
     operator.kill();
     operator.restart();
-    bed.scale("web", 2).await;
-    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    bed.scale("web", 3).await;
+    wanted.push(("Updated", Some("3")));
+    bed.delivered("replicas", &wanted).await;
     assert_eq!(telegram.rejected().len(), refused);
-    let chats: Vec<_> = telegram.messages().iter().map(|message| message.chat_id).collect();
-    assert_eq!(chats, [OLD, NEW, NEW]);
+    let chats = || telegram.messages().iter().map(|message| message.chat_id).collect::<Vec<_>>();
+    assert_eq!(chats(), [OLD, NEW, NEW, NEW]);
+    let (_, words) = condition(&bed.ready("group").await);
+    assert!(words.contains(&NEW.to_string()), "a restart does not forget it: {words}");
+
+    // Another chat is another chat.
+    telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
+    bed.patch::<ContactPoint>("group", json!({ "spec": { "telegramSpec": { "chatId": CHAT } } })).await;
+    let forgotten = bed.until("group", "the chat of its spec", |point: &ContactPoint| {
+        point.status.as_ref().is_some_and(|status| status.observed_generation == point.metadata.generation)
+    });
+    assert_eq!(forgotten.await.status.unwrap().migrated_to_chat_id, None);
+    bed.scale("web", 4).await;
+    wanted.push(("Updated", Some("4")));
+    bed.delivered("replicas", &wanted).await;
+    assert_eq!(chats()[4..], [CHAT, CHAT]);
 }
 
 #[tokio::test]

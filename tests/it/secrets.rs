@@ -1,5 +1,6 @@
 //! Where Secrets are looked for, what is said of one that will not do, and what is not said.
 
+use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams};
@@ -7,9 +8,10 @@ use quartermaster::api::ContactPoint;
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::bot_api::{BotApi, Chat, Kind, Pace};
+use testbed::proxy::{Fault, Match, Proxy, Times, Verb};
 use testbed::receiver::Receiver;
 
-use crate::support::{Bed, Operator, SYSTEM, Settings, TOKEN};
+use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings, TOKEN};
 
 fn bot_api() -> BotApi {
     let telegram = BotApi::start().unwrap();
@@ -89,6 +91,37 @@ async fn a_missing_secret_or_key_says_where_it_was_looked_for() {
     bed.patch::<Secret>("bot", json!({ "stringData": { "token": TOKEN } })).await;
     bed.ready("cp").await;
     assert_eq!(telegram.messages().len(), 1);
+}
+
+#[tokio::test]
+async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
+    let bed = Bed::shared("unreadable").await;
+    let telegram = bot_api();
+    let direct = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
+    let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
+    let file = direct.with_extension("unreadable");
+    proxy.write_kubeconfig(&direct, &file).unwrap();
+    let settings = Settings::default().telegram(&telegram.url()).flag("--secret-reread=200ms").kubeconfig(file);
+    let _operator = Operator::start(&bed, settings).await;
+    bed.telegram("good", TOKEN, 1).await;
+    let good = bed.ready("good").await;
+
+    let secrets = Match::verb(Verb::Get).resource("secrets");
+    let refused = proxy.inject(
+        secrets.clone().name("good-token"),
+        Times::Always,
+        Fault::status(StatusCode::INTERNAL_SERVER_ERROR),
+    );
+    proxy.inject(secrets.name("new-token"), Times::Always, Fault::status(StatusCode::INTERNAL_SERVER_ERROR));
+    bed.telegram("new", TOKEN, 1).await;
+    let new = bed.not_ready("new", "SecretUnreadable").await;
+    assert!(!new.status.as_ref().unwrap().initialized, "no attempt was made");
+    assert_eq!(bed.event("new", "SecretUnreadable").await, words(&new));
+    assert!(words(&new).contains("could not be read"), "{}", words(&new));
+    refused.wait_for_hits(3, SOON).await.unwrap();
+    assert_eq!(bed.ready("good").await.metadata.resource_version, good.metadata.resource_version);
+    proxy.behave();
+    bed.ready("new").await;
 }
 
 /// A Secret in the operator's namespace, taken away at the end.

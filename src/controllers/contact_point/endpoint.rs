@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
@@ -10,13 +9,14 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt};
 use secrecy::SecretString;
 
+use super::standing;
 use crate::api::ContactPoint;
-use crate::api::common::{SHARED, SecretKey};
+use crate::api::common::{SECRET_NAME, SHARED, SecretKeySelector};
 use crate::api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
 use crate::cli::SharedSecrets;
+use crate::notify::Endpoint;
 use crate::notify::telegram::Chat;
 use crate::notify::webhook::{Hook, Parts, SigningKey, Tls};
-use crate::notify::{Endpoint, message};
 use crate::runtime::telemetry;
 
 /// Where Secrets are looked for.
@@ -56,26 +56,29 @@ pub enum Blocked {
     /// The spec says too little, or what cannot be.
     #[error("{0}")]
     SpecInvalid(String),
-    /// The apiserver did not answer, or not with a Secret.
+    /// The apiserver did not answer, or not with a Secret: it passes by itself.
     #[error("a Secret could not be read: {0}")]
-    Unanswered(String),
+    SecretUnreadable(String),
 }
 
 impl Blocked {
-    /// The condition's reason; none for what passes by itself.
-    pub fn reason(&self) -> Option<&'static str> {
+    /// The condition's reason.
+    pub fn reason(&self) -> &'static str {
         match self {
-            Self::SecretNotFound(_) => Some("SecretNotFound"),
-            Self::SecretKeyMissing(_) => Some("SecretKeyMissing"),
-            Self::SecretInvalid(_) => Some("SecretInvalid"),
-            Self::SecretForbidden(_) => Some("SecretForbidden"),
-            Self::SpecInvalid(_) => Some("SpecInvalid"),
-            Self::Unanswered(_) => None,
+            Self::SecretNotFound(_) => "SecretNotFound",
+            Self::SecretKeyMissing(_) => "SecretKeyMissing",
+            Self::SecretInvalid(_) => "SecretInvalid",
+            Self::SecretForbidden(_) => "SecretForbidden",
+            Self::SpecInvalid(_) => "SpecInvalid",
+            Self::SecretUnreadable(_) => "SecretUnreadable",
         }
     }
 }
 
 /// Reads what `point` refers to and checks it.
+///
+/// # Errors
+/// Why there is no endpoint, without any secret in it.
 pub async fn gather(source: &Source, point: &ContactPoint) -> Result<Gathered, Blocked> {
     let mut secrets = Secrets { source, point, read: BTreeMap::new() };
     let endpoint = match point.spec.type_.as_str() {
@@ -102,7 +105,7 @@ async fn telegram(secrets: &mut Secrets<'_>) -> Result<Chat, Blocked> {
         point.spec.api_token.as_ref().ok_or_else(|| {
             Blocked::SpecInvalid("type Telegram needs spec.apiToken: name the bot token's Secret".into())
         })?;
-    let migrated = point.status.as_ref().and_then(|status| status.migrated_to_chat_id);
+    let migrated = standing::migrated(point.status.as_ref(), &standing::digest(&point.spec));
     let chat = match (&spec.chat_id, migrated) {
         (Some(ChatId::Id(_)), Some(migrated)) => ChatId::Id(migrated),
         (Some(chat), _) => chat.clone(),
@@ -150,17 +153,13 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
         }
         None => None,
     };
-    if let Some(body) = &spec.body {
-        message::check_body(body)
-            .map_err(|error| Blocked::SpecInvalid(format!("spec.webhookSpec.body is no template: {error}")))?;
-    }
     let timeout = spec.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
     Hook::new(Parts {
         url,
         url_is_secret: spec.url_from.is_some(),
         token,
         headers: spec.headers.clone(),
-        body: spec.body.as_deref().map(Arc::from),
+        body: spec.body.clone(),
         content_type: spec.content_type.clone(),
         signing_key,
         timeout,
@@ -207,13 +206,13 @@ impl Found {
 
 impl Secrets<'_> {
     /// The value of one key.
-    async fn value(&mut self, reference: &SecretKey) -> Result<ByteString, Blocked> {
+    async fn value(&mut self, reference: &SecretKeySelector) -> Result<ByteString, Blocked> {
         let found = self.secret(&reference.secret_name).await?;
         match found.data.get(&reference.key) {
             Some(value) => Ok(value.clone()),
             None if found.shared => Err(self.not_found(&reference.secret_name)),
             None => {
-                let SecretKey { secret_name, key } = reference;
+                let SecretKeySelector { secret_name, key } = reference;
                 let keys: Vec<&str> = found.data.keys().map(String::as_str).collect();
                 Err(Blocked::SecretKeyMissing(format!(
                     "Secret {secret_name:?} has no key {key:?}; it has {}",
@@ -224,15 +223,15 @@ impl Secrets<'_> {
     }
 
     /// The value of one key, as text.
-    async fn text(&mut self, reference: &SecretKey) -> Result<SecretString, Blocked> {
+    async fn text(&mut self, reference: &SecretKeySelector) -> Result<SecretString, Blocked> {
         let value = self.value(reference).await?;
         let text = std::str::from_utf8(&value.0).map_err(|_| self.invalid(reference, &"it is not UTF-8"))?;
         Ok(text.into())
     }
 
     /// What a key holds is not what it should be.
-    fn invalid(&self, reference: &SecretKey, error: &dyn fmt::Display) -> Blocked {
-        let SecretKey { secret_name, key } = reference;
+    fn invalid(&self, reference: &SecretKeySelector, error: &dyn fmt::Display) -> Blocked {
+        let SecretKeySelector { secret_name, key } = reference;
         self.unusable(secret_name, format!("key {key:?} of Secret {secret_name:?}: {error}"))
     }
 
@@ -249,6 +248,11 @@ impl Secrets<'_> {
     async fn secret(&mut self, name: &str) -> Result<Found, Blocked> {
         if let Some(found) = self.read.get(name) {
             return Ok(found.clone());
+        }
+        // An object that is older than the rule may hold anything, and this becomes part of a path.
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+        if !name.starts_with(|first: char| first.is_ascii_alphanumeric()) || !name.bytes().all(plain) {
+            return Err(Blocked::SpecInvalid(format!("{name:?} is no name: {}", SECRET_NAME.1)));
         }
         let own = self.point.namespace().unwrap_or_default();
         let found = match self.get(&own, name).await? {
@@ -278,8 +282,8 @@ impl Secrets<'_> {
                 "the operator may not get Secrets in namespace {namespace:?}: grant it get on secrets there"
             ))),
             // Its words would quote what it could not make sense of.
-            Err(kube::Error::SerdeError(_)) => Err(Blocked::Unanswered("the answer is no Secret".into())),
-            Err(error) => Err(Blocked::Unanswered(telemetry::causes(&error))),
+            Err(kube::Error::SerdeError(_)) => Err(Blocked::SecretUnreadable("the answer is no Secret".into())),
+            Err(error) => Err(Blocked::SecretUnreadable(telemetry::causes(&error))),
         }
     }
 

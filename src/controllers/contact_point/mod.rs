@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, Resource, ResourceExt};
-use sha2::{Digest, Sha256};
 
 use self::endpoint::{Blocked, Gathered, Source};
 use crate::api::ContactPoint;
 use crate::api::common::REQUESTED_AT;
-use crate::api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
+use crate::api::contact_point::{ContactPointStatus, Tested};
 use crate::notify::Transport;
 use crate::notify::queue::{Outbox, Stage};
 use crate::runtime::events::Events;
@@ -63,7 +62,7 @@ pub struct ContactPoints<T> {
     /// What was written last.
     pub written: Written<ContactPoint>,
     /// What the line of each contact point was set up with.
-    pub lines: Mutex<HashMap<Key, SetUp>>,
+    pub set_up: Mutex<HashMap<Key, SetUp>>,
 }
 
 /// What a line was set up with.
@@ -74,7 +73,7 @@ pub struct SetUp {
 
 impl<T: Transport> ContactPoints<T> {
     fn set_ups(&self) -> MutexGuard<'_, HashMap<Key, SetUp>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.set_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn close(&self, key: &Key) {
@@ -84,7 +83,7 @@ impl<T: Transport> ContactPoints<T> {
 
     /// Sets up the line, unless it is so already.
     fn set_up(&self, key: &Key, point: &ContactPoint, gathered: Gathered) -> Tested {
-        let tested = Tested { spec: digest(&point.spec), secrets: gathered.secrets };
+        let tested = Tested { spec: standing::digest(&point.spec), secrets: gathered.secrets };
         let requested_at = point.annotations().get(REQUESTED_AT).cloned();
         let mut set_ups = self.set_ups();
         let known = set_ups.get(key);
@@ -121,7 +120,7 @@ impl<T: Transport> ContactPoints<T> {
             return;
         }
         let regarding = point.object_ref(&());
-        if status.ready {
+        if status.ready || now.reason == standing::SUSPENDED {
             self.events.normal(regarding, "Test", &now.reason, now.message.clone());
         } else {
             self.events.warning(regarding, "Test", &now.reason, now.message.clone());
@@ -132,19 +131,10 @@ impl<T: Transport> ContactPoints<T> {
 /// How a line starts: an endpoint that was tested before is not tested again.
 fn stage(status: Option<&ContactPointStatus>, tested: &Tested) -> Stage {
     match status {
-        Some(status) if status.tested.as_ref() == Some(tested) && status.ready => Stage::Open,
+        Some(status) if standing::known_well(status, tested) => Stage::Open,
         Some(status) if status.tested.as_ref() == Some(tested) => Stage::Probe,
-        // The original program said so, and it sent the message.
-        Some(status) if status.ready && status.observed_generation.is_none() => Stage::Open,
         _ => Stage::Test,
     }
-}
-
-/// Digest of what a spec says of the endpoint: suspending it is no change of that.
-fn digest(spec: &ContactPointSpec) -> String {
-    let spec = ContactPointSpec { suspend: None, ..spec.clone() };
-    let json = serde_json::to_vec(&spec).unwrap_or_default();
-    Sha256::digest(json).iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 impl<T: Transport> Reconciler for ContactPoints<T> {
@@ -158,12 +148,15 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
             self.gone(&key);
             return Ok(Outcome::Done);
         }
-        if point.spec.suspend.unwrap_or_default() {
-            self.close(&key);
-            return Ok(Outcome::Done);
-        }
         let now = Time(jiff::Timestamp::now());
         let generation = point.metadata.generation.unwrap_or_default();
+        if point.spec.suspend.unwrap_or_default() {
+            self.close(&key);
+            let spec = standing::digest(&point.spec);
+            let status = standing::suspended(point.status.as_ref(), &spec, generation, now);
+            self.write(&key, &point, status).await?;
+            return Ok(Outcome::Done);
+        }
         match endpoint::gather(&self.source, &point).await {
             Ok(gathered) => {
                 let tested = self.set_up(&key, &point, gathered);
@@ -179,12 +172,19 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                 Ok(Outcome::RequeueAfter(self.reread.mul_f64(rand::random_range(1.0..1.2))))
             }
             Err(blocked) => {
-                let Some(reason) = blocked.reason() else { return Err(Error::ReadSecret(blocked)) };
-                self.close(&key);
-                let words = blocked.to_string();
-                let status = standing::blocked(point.status.as_ref(), reason, &words, generation, now);
-                self.write(&key, &point, status).await?;
+                // That passes by itself: what is known stands, and the line goes on.
+                let passing = matches!(blocked, Blocked::SecretUnreadable(_));
+                if !passing {
+                    self.close(&key);
+                }
+                if !passing || standing::unsaid(point.status.as_ref()) {
+                    let (reason, words) = (blocked.reason(), blocked.to_string());
+                    let spec = standing::digest(&point.spec);
+                    let status = standing::blocked(point.status.as_ref(), &spec, reason, &words, generation, now);
+                    self.write(&key, &point, status).await?;
+                }
                 match blocked {
+                    Blocked::SecretUnreadable(_) => Err(Error::ReadSecret(blocked)),
                     Blocked::SpecInvalid(_) => Ok(Outcome::Done),
                     _ => Ok(Outcome::Waiting),
                 }

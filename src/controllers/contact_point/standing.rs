@@ -2,9 +2,48 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::api::contact_point::{ContactPointStatus, Tested};
+use sha2::{Digest, Sha256};
+
+use crate::api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
 use crate::notify::queue::Standing;
 use crate::runtime::conditions::{self, READY};
+
+/// The reason of one whose `spec.suspend` is true.
+pub const SUSPENDED: &str = "Suspended";
+
+/// Digest of what a spec says of the endpoint: suspending it is no change of that.
+pub fn digest(spec: &ContactPointSpec) -> String {
+    let spec = ContactPointSpec { suspend: None, ..spec.clone() };
+    let json = serde_json::to_vec(&spec).unwrap_or_default();
+    Sha256::digest(json).iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+}
+
+/// The supergroup that the chat of the spec with this digest became: what became of another spec's chat is not this one's.
+pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> {
+    let status = status?;
+    status.migrated_to_chat_id.filter(|_| status.tested.as_ref().is_some_and(|tested| tested.spec == spec))
+}
+
+/// Whether it was ready when it was last looked at, or suspended.
+fn was_ready(status: &ContactPointStatus) -> bool {
+    status.ready || status.ready_when_resumed.unwrap_or_default()
+}
+
+/// Whether the endpoint that `tested` stands for is known to take messages: it is not tested again.
+pub fn known_well(status: &ContactPointStatus, tested: &Tested) -> bool {
+    // The original program, which did not say with what, sent its test message too.
+    was_ready(status) && status.tested.as_ref().is_none_or(|before| before == tested)
+}
+
+/// Whether nothing is said yet of how it is.
+pub fn unsaid(status: Option<&ContactPointStatus>) -> bool {
+    status.is_none_or(|status| !status.ready && conditions::get(&status.conditions, READY).is_none())
+}
+
+/// What stays of the status before, under the spec with this digest.
+fn kept(before: Option<&ContactPointStatus>, spec: &str) -> ContactPointStatus {
+    ContactPointStatus { migrated_to_chat_id: migrated(before, spec), ..before.cloned().unwrap_or_default() }
+}
 
 /// The status that says how the receiver stands; none while there is nothing new to say.
 pub fn status(
@@ -14,53 +53,64 @@ pub fn status(
     generation: i64,
     now: Time,
 ) -> Option<ContactPointStatus> {
-    let mut status = before.cloned().unwrap_or_default();
+    let mut status = kept(before, &tested.spec);
     let (well, reason, message) = match standing {
-        Standing::Untried => {
-            // Nothing is sent again to an endpoint that was tested; what is said of it stands, for this generation too.
-            let known = status.tested.as_ref() == Some(tested) || status.observed_generation.is_none();
-            if !(known && status.ready) {
-                return None;
-            }
-            (true, "Ready", "messages can be sent".to_owned())
+        // What is said of an endpoint that was tested stands, for this generation too; also while its receiver is away: its
+        // messages wait, and each object of theirs says so.
+        Standing::Untried | Standing::Retrying(_) if known_well(&status, tested) => {
+            (true, "Ready", ready(status.migrated_to_chat_id))
         }
+        Standing::Untried => return None,
         Standing::Taken { migrated_to } => {
             status.migrated_to_chat_id = migrated_to.or(status.migrated_to_chat_id);
-            let message = match migrated_to {
-                Some(chat) => {
-                    format!("the group became the supergroup {chat}, where messages now go; write that chatId")
-                }
-                None => "messages can be sent".to_owned(),
-            };
-            (true, "Ready", message)
+            (true, "Ready", ready(status.migrated_to_chat_id))
         }
-        // One that was tested stays ready: its messages wait, and each object of theirs says so.
-        Standing::Retrying(_) if status.ready && status.tested.as_ref() == Some(tested) => return None,
         Standing::Retrying(message) => (false, "Unreachable", format!("{message}; it is tried again")),
         Standing::Stopped { reason, message } => (false, *reason, message.clone()),
     };
     status.initialized = true;
     status.ready = well;
+    status.ready_when_resumed = None;
     status.observed_generation = Some(generation);
-    if !matches!(standing, Standing::Retrying(_)) {
+    if well || !matches!(standing, Standing::Retrying(_)) {
         status.tested = Some(tested.clone());
     }
     conditions::set(&mut status.conditions, READY, well, reason, &message, generation, now);
     Some(status)
 }
 
-/// The status of a contact point that has no endpoint: no attempt was made.
+fn ready(migrated: Option<i64>) -> String {
+    match migrated {
+        Some(chat) => format!("the group became the supergroup {chat}, where messages now go; write that chatId"),
+        None => "messages can be sent".to_owned(),
+    }
+}
+
+/// The status of a contact point that has no endpoint: no attempt was made. `spec` is the spec's [`digest`].
 pub fn blocked(
     before: Option<&ContactPointStatus>,
+    spec: &str,
     reason: &str,
     message: &str,
     generation: i64,
     now: Time,
 ) -> ContactPointStatus {
-    let mut status = before.cloned().unwrap_or_default();
+    let mut status = kept(before, spec);
     status.ready = false;
+    status.ready_when_resumed = None;
     status.observed_generation = Some(generation);
     conditions::set(&mut status.conditions, READY, false, reason, message, generation, now);
+    status
+}
+
+/// The status of a contact point that is suspended. `spec` is the spec's [`digest`].
+pub fn suspended(before: Option<&ContactPointStatus>, spec: &str, generation: i64, now: Time) -> ContactPointStatus {
+    let mut status = kept(before, spec);
+    status.ready_when_resumed = was_ready(&status).then_some(true);
+    status.ready = false;
+    status.observed_generation = Some(generation);
+    let message = "spec.suspend is true: nothing is sent, messages wait";
+    conditions::set(&mut status.conditions, READY, false, SUSPENDED, message, generation, now);
     status
 }
 
@@ -94,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_missing_secret_is_no_attempt() {
-        let status = blocked(None, "SecretNotFound", "no", 1, at(0));
+        let status = blocked(None, "abc", "SecretNotFound", "no", 1, at(0));
         assert!(!status.initialized && !status.ready);
     }
 
@@ -119,6 +169,75 @@ mod tests {
     fn a_new_secret_is_tested_before_anything_is_said() {
         let new = Tested { spec: "abc".into(), secrets: vec!["uid/2".into()] };
         assert_eq!(status(Some(&ready()), &Standing::Untried, &new, 1, at(9)), None);
+    }
+
+    #[test]
+    fn a_move_is_told_until_the_spec_changes() {
+        let moved = status(Some(&ready()), &Standing::Taken { migrated_to: Some(-100) }, &tested(), 1, at(1)).unwrap();
+        assert_eq!(migrated(Some(&moved), "abc"), Some(-100));
+        let words = |status: &ContactPointStatus| conditions::get(&status.conditions, READY).unwrap().message.clone();
+        assert!(words(&moved).contains("-100"), "{}", words(&moved));
+        // After a restart nothing is new.
+        let again = status(Some(&moved), &Standing::Untried, &tested(), 1, at(2)).unwrap();
+        assert_eq!(again, moved);
+
+        let other = Tested { spec: "def".into(), ..tested() };
+        assert_eq!(migrated(Some(&moved), &other.spec), None, "another chat's move");
+        let taken = status(Some(&moved), &Standing::Taken { migrated_to: None }, &other, 2, at(3)).unwrap();
+        assert_eq!((taken.migrated_to_chat_id, words(&taken)), (None, "messages can be sent".to_owned()));
+        let away = status(Some(&moved), &Standing::Retrying("timeout".into()), &other, 2, at(3)).unwrap();
+        let blocked = blocked(Some(&moved), &other.spec, "SecretNotFound", "no", 2, at(3));
+        assert_eq!((away.migrated_to_chat_id, blocked.migrated_to_chat_id), (None, None));
+    }
+
+    #[rstest]
+    #[case::ready(Some(ready()), true)]
+    #[case::of_the_original_program(
+        Some(ContactPointStatus { initialized: true, ready: true, ..ContactPointStatus::default() }),
+        true,
+    )]
+    #[case::stopped(
+        status(None, &Standing::Stopped { reason: "Unauthorized", message: "401".into() }, &tested(), 1, at(0)),
+        false,
+    )]
+    #[case::new(None, false)]
+    fn one_that_was_ready_is_so_again_after_a_suspension(
+        #[case] before: Option<ContactPointStatus>,
+        #[case] again: bool,
+    ) {
+        let held = suspended(before.as_ref(), "abc", 2, at(5));
+        assert!(!held.ready);
+        assert_eq!(held.initialized, before.as_ref().is_some_and(|before| before.initialized));
+        assert_eq!(conditions::get(&held.conditions, READY).unwrap().reason, SUSPENDED);
+        assert_eq!(held.observed_generation, Some(2));
+        assert_eq!(suspended(Some(&held), "abc", 2, at(6)), held, "it is written once");
+
+        assert_eq!(known_well(&held, &tested()), again);
+        let resumed = status(Some(&held), &Standing::Untried, &tested(), 3, at(9));
+        assert_eq!(resumed.is_some(), again);
+        if let Some(resumed) = resumed {
+            assert!(resumed.ready && resumed.ready_when_resumed.is_none());
+            assert_eq!((resumed.observed_generation, resumed.tested), (Some(3), Some(tested())));
+        }
+        let new = Tested { secrets: vec!["uid/2".into()], ..tested() };
+        let tested_before = before.is_some_and(|before| before.tested.is_some());
+        assert!(!tested_before || !known_well(&held, &new), "a Secret that changed meanwhile is tested");
+    }
+
+    #[test]
+    fn what_is_said_is_not_said_over() {
+        let theirs = ContactPointStatus { initialized: true, ready: true, ..ContactPointStatus::default() };
+        let silent = ContactPointStatus::default();
+        assert!(unsaid(None) && unsaid(Some(&silent)));
+        assert!(!unsaid(Some(&theirs)) && !unsaid(Some(&ready())));
+        assert!(!unsaid(Some(&blocked(None, "abc", "SecretNotFound", "no", 1, at(0)))));
+    }
+
+    #[test]
+    fn suspending_is_no_change_of_the_endpoint() {
+        let spec = |suspend| ContactPointSpec { type_: "Telegram".into(), suspend, ..ContactPointSpec::default() };
+        assert_eq!(digest(&spec(None)), digest(&spec(Some(true))));
+        assert_ne!(digest(&spec(None)), digest(&ContactPointSpec::default()));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::tracker::{TargetKey, Tracker, Trouble};
 use crate::api::{ContactPoint, TrackedField};
+use crate::controllers::contact_point::standing::SUSPENDED;
 use crate::notify::message;
 use crate::runtime::watch_hub::ResourceName;
 use crate::runtime::{Key, conditions};
@@ -23,6 +24,8 @@ pub enum Waiting {
         /// The apiserver's words.
         message: String,
     },
+    /// The apiserver does not give the target, for a reason that may pass.
+    TargetUnreadable(String),
     /// The spec names a resource that the apiserver does not serve so.
     ResourceMismatch(String),
     /// The field cannot be looked up.
@@ -63,11 +66,17 @@ pub enum Waiting {
 }
 
 impl Waiting {
+    /// Whether what was followed is no longer to be.
+    pub fn ends_tracking(&self) -> bool {
+        matches!(self, Self::ResourceMismatch(_) | Self::OutOfScope { .. } | Self::Field { .. })
+    }
+
     /// The reason, as Events have it.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::TargetNotFound { .. } => "TargetNotFound",
             Self::Forbidden { .. } => "Forbidden",
+            Self::TargetUnreadable(_) => "TargetUnreadable",
             Self::ResourceMismatch(_) => "ResourceMismatch",
             Self::Field { reason, .. } => reason,
             Self::TemplateInvalid(_) => "TemplateInvalid",
@@ -88,6 +97,7 @@ impl Waiting {
                 resource.api_version.split_once('/').map_or("", |(group, _)| group),
                 resource.plural
             ),
+            Self::TargetUnreadable(message) => format!("{message}; it is tried again"),
             Self::ResourceMismatch(message) | Self::Field { message, .. } => message.clone(),
             Self::TemplateInvalid(message) => {
                 format!("spec.template: {message}; until it is mended messages are the default ones")
@@ -131,6 +141,7 @@ pub fn of_target(
             let ResourceName { api_version, plural } = &target.resource;
             return Some(Waiting::ResourceMismatch(format!("the apiserver does not serve {plural} of {api_version}")));
         }
+        Some(Trouble::Failing(message)) => return Some(Waiting::TargetUnreadable(message)),
         None => {}
     }
     (tracker.exists(key) == Some(false)).then(|| {
@@ -149,14 +160,15 @@ pub fn of_template(object: &TrackedField) -> Option<Waiting> {
 /// What keeps a contact point from taking messages.
 pub fn of_point(point: &ContactPoint) -> Option<Waiting> {
     let name = point.metadata.name.clone().unwrap_or_default();
-    if point.spec.suspend.unwrap_or_default() {
+    let status = point.status.as_ref();
+    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
+    // One that is being resumed says so until its status is written.
+    if point.spec.suspend.unwrap_or_default() || ready.is_some_and(|ready| ready.reason == SUSPENDED) {
         return Some(Waiting::ContactPointNotReady { name, because: "it is suspended".into() });
     }
-    let status = point.status.as_ref();
     if status.is_some_and(|status| status.ready) {
         return None;
     }
-    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
     let because = ready.map_or_else(
         || "it has not been tried yet".to_owned(),
         |condition| format!("{}: {}", condition.reason, condition.message),

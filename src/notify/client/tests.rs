@@ -87,6 +87,19 @@ async fn a_telegram_message_is_one_post() {
     assert_eq!(requests[0].headers["content-type"], "application/json");
 }
 
+#[tokio::test]
+async fn the_clusters_name_is_a_line_of_every_message() {
+    let server = answering(ResponseTemplate::new(200).set_body_json(json!({ "ok": true }))).await;
+    let cluster_name = Some("prod".to_owned());
+    let sender = sender(Config { telegram_api_url: server.uri(), cluster_name, ..config() });
+    sender.send(&chat(7), TEST, false).await.unwrap();
+    sender.send(&chat(7), Content::Entries(&[updated("1", "3")]), false).await.unwrap();
+    let requests = server.received_requests().await.unwrap();
+    let text = |index: usize| requests[index].body_json::<Value>().unwrap()["text"].as_str().unwrap().to_owned();
+    assert_eq!(text(0), "Contact point is ready\nCluster: prod");
+    assert!(text(1).ends_with("\nCluster: prod"), "{}", text(1));
+}
+
 /// The rules for what is permanent and what is retried; each also with an answer that is no JSON.
 #[rstest]
 #[case("{\"ok\":false,\"description\":\"x\"}")]
@@ -182,6 +195,20 @@ async fn retry_after_is_honoured_to_the_second_and_without_bound() {
     assert!(waited.is_err());
 }
 
+/// An answer that asks for more than a clock can tell panics nobody: the line adds it to the present.
+#[rstest]
+#[case(json!({ "ok": false, "parameters": { "retry_after": u64::MAX } }), "1")]
+#[case(json!({ "ok": false }), "18446744073709551615")]
+#[case(json!({ "ok": false }), "99999999999999999999999")]
+#[tokio::test]
+async fn a_wait_is_never_too_long_for_the_clock(#[case] body: Value, #[case] header: &str) {
+    let server = answering(ResponseTemplate::new(429).set_body_json(body).insert_header("Retry-After", header)).await;
+    let result = telegram(&server.uri()).send(&chat(7), TEST, false).await;
+    let Err(Failure::Retry { after: Some(after), .. }) = result else { panic!("{result:?}") };
+    assert!(after > Duration::from_hours(50 * 365 * 24), "{after:?}");
+    assert!(std::time::Instant::now().checked_add(after).is_some());
+}
+
 #[tokio::test]
 async fn without_parameters_the_header_counts() {
     let server = answering(ResponseTemplate::new(429).insert_header("Retry-After", "7200")).await;
@@ -209,6 +236,37 @@ async fn a_chat_that_moved_is_followed_once() {
     assert_eq!(sent, Ok(Sent { taken: 1, migrated_to: Some(to) }));
     assert_eq!(kind(&sender.send(&chat(-8), TEST, false).await), "Retry");
     assert_eq!(server.received_requests().await.unwrap().len(), 4);
+}
+
+/// The chat that a message was moved to has its own pace, and its own silence.
+#[tokio::test]
+async fn the_pace_is_that_of_the_chat_it_moved_to() {
+    const TO: i64 = -1_001_234_567_890;
+    let server = MockServer::start().await;
+    let answer = |code: u16, parameters: Value| {
+        let body = json!({ "ok": false, "error_code": code, "parameters": parameters });
+        ResponseTemplate::new(code).set_body_json(body)
+    };
+    let (moved, busy) = (json!({ "migrate_to_chat_id": TO }), json!({ "retry_after": 90_000 }));
+    Mock::given(body_partial_json(json!({ "chat_id": -7 }))).respond_with(answer(400, moved)).mount(&server).await;
+    let new = || Mock::given(body_partial_json(json!({ "chat_id": TO })));
+    new()
+        .respond_with(ResponseTemplate::new(200).set_body_json(json!({ "ok": true })))
+        .up_to_n_times(1)
+        .mount(&server)
+        .await;
+    new().respond_with(answer(429, busy)).mount(&server).await;
+    let window = Duration::from_millis(300);
+    let pace = Limits { chat: Pacing { requests: 1, window }, ..Limits::default() };
+    let sender = sender(Config { telegram_api_url: server.uri(), pace, ..config() });
+
+    let start = Instant::now();
+    assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Sent");
+    assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Retry");
+    assert!(start.elapsed() >= window, "one request in each window");
+    sender.slot(&chat(-7)).await;
+    let waited = tokio::time::timeout(2 * window, sender.slot(&chat(TO))).await;
+    assert!(waited.is_err(), "it asked to be left alone");
 }
 
 #[rstest]
@@ -254,6 +312,9 @@ async fn a_webhook_gets_token_headers_and_signature() {
     assert_eq!((header("authorization"), header("x-team")), ("Bearer s3cr3t", "blue"));
     assert_eq!((header("ce-id"), header("webhook-id"), header("idempotency-key")), ("e1", "e1", "e1"));
     assert_eq!(request.body_json::<Value>().unwrap()["cluster"], "prod");
+    sender.send(&hook, TEST, false).await.unwrap();
+    let test: Value = server.received_requests().await.unwrap()[1].body_json().unwrap();
+    assert_eq!((&test["cluster"], &test["text"]), (&json!("prod"), &json!("Contact point is ready\nCluster: prod")));
     // As a receiver checks it.
     let signed = format!("e1.{}.{}", header("webhook-timestamp"), std::str::from_utf8(&request.body).unwrap());
     let mut mac = <hmac::Hmac<sha2::Sha256> as hmac::KeyInit>::new_from_slice(b"key").unwrap();

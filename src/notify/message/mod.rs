@@ -13,8 +13,20 @@ pub mod template;
 pub use digest::{Rendered, render};
 pub use template::{check_body, check_template};
 
-/// The text of a test message.
+/// What a test message says.
 pub const READY: &str = "Contact point is ready";
+/// The text of a test message, with `--cluster-name` in a line below.
+pub fn ready(cluster: Option<&str>) -> String {
+    match cluster {
+        Some(cluster) => format!("{READY}\n{}", cluster_line(cluster)),
+        None => READY.to_owned(),
+    }
+}
+
+fn cluster_line(cluster: &str) -> String {
+    format!("Cluster: {cluster}")
+}
+
 /// What is shown of a field that the resource does not have.
 pub const NOT_SET: &str = "(not set)";
 /// What is shown as the value of a resource that is gone.
@@ -163,7 +175,7 @@ impl View {
             lines.push(format!("Merged: {} changes, the first value {first}, the last {}", self.merged, self.shown()));
         }
         if let Some(cluster) = &self.cluster {
-            lines.push(format!("Cluster: {cluster}"));
+            lines.push(cluster_line(cluster));
         }
         lines.join("\n")
     }

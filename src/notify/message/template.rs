@@ -4,6 +4,7 @@
 //! bounded ([`bounds`]).
 
 use std::io;
+use std::sync::{Arc, LazyLock};
 
 use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, filters};
@@ -76,34 +77,62 @@ const FILTERS: [(&str, usize); 16] = [
 ];
 const TESTS: [&str; 6] = ["defined", "undefined", "none", "true", "false", "number"];
 
-/// What a `TrackedField`'s template is to say is known at first sight: why it cannot be rendered, in words.
+/// What a `TrackedField`'s template is to say is known at first sight.
+///
+/// # Errors
+/// Why it cannot be rendered, in words.
 pub fn check_template(source: &str) -> Result<(), String> {
     bounds::check(source, &VARIABLES, MESSAGE)
 }
 
 /// The same for a webhook's `body`.
+///
+/// # Errors
+/// Why it cannot be rendered, in words.
 pub fn check_body(source: &str) -> Result<(), String> {
     bounds::check(source, &[&VARIABLES[..], &BODY_VARIABLES].concat(), WHOLE_BODY)
 }
 
 /// Renders a `TrackedField`'s template.
+///
+/// # Errors
+/// Why it cannot be rendered, in words.
 pub fn message(source: &str, view: &View) -> Result<String, String> {
+    static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| environment(MESSAGE));
     check_template(source)?;
-    render(source, &shown(view), MESSAGE)
+    render(&ENVIRONMENT, source, &shown(view), MESSAGE.output)
 }
 
-/// Renders a webhook's `body`. `view` is the first (or only) entry, `entries` are all of them, `text` is the whole
-/// message.
-pub fn body(source: &str, view: &View, entries: &[View], text: &str) -> Result<String, String> {
-    #[derive(Serialize)]
-    struct Variables<'a> {
-        #[serde(flatten)]
-        view: View,
-        entries: Vec<View>,
-        text: &'a str,
+/// A webhook's `body`, checked.
+#[derive(Clone)]
+pub struct Body(Arc<str>);
+
+impl Body {
+    /// Checks it, once for all that is rendered.
+    ///
+    /// # Errors
+    /// Why it cannot be rendered, in words.
+    pub fn new(source: &str) -> Result<Self, String> {
+        check_body(source)?;
+        Ok(Self(source.into()))
     }
-    check_body(source)?;
-    render(source, &Variables { view: shown(view), entries: entries.iter().map(shown).collect(), text }, WHOLE_BODY)
+
+    /// Renders it. `view` is the first (or only) entry, `entries` are all of them, `text` is the whole message.
+    ///
+    /// # Errors
+    /// What failed or grew too long, in words.
+    pub fn render(&self, view: &View, entries: &[View], text: &str) -> Result<String, String> {
+        #[derive(Serialize)]
+        struct Variables<'a> {
+            #[serde(flatten)]
+            view: View,
+            entries: Vec<View>,
+            text: &'a str,
+        }
+        static ENVIRONMENT: LazyLock<Environment<'static>> = LazyLock::new(|| environment(WHOLE_BODY));
+        let variables = Variables { view: shown(view), entries: entries.iter().map(shown).collect(), text };
+        render(&ENVIRONMENT, &self.0, &variables, WHOLE_BODY.output)
+    }
 }
 
 /// In a template `value` is a text: what the default message shows.
@@ -111,23 +140,25 @@ fn shown(view: &View) -> View {
     View { value: Some(view.shown().to_owned()), ..view.clone() }
 }
 
-fn render(source: &str, variables: &impl Serialize, bounds: Bounds) -> Result<String, String> {
-    let mut environment = environment();
-    environment.set_fuel(Some(bounds.fuel));
+fn render<'a>(
+    environment: &Environment<'a>,
+    source: &'a str,
+    variables: &impl Serialize,
+    limit: usize,
+) -> Result<String, String> {
     let template = environment.template_from_str(source).map_err(|error| words(&error))?;
-    let mut output = Bounded { bytes: Vec::new(), limit: bounds.output };
+    let mut output = Bounded { bytes: Vec::new(), limit };
     match template.render_captured_to(Value::from(Serde(variables)), &mut output) {
         Ok(_) => String::from_utf8(output.bytes).map_err(|_| "it gives no text".into()),
-        Err(error) if error.kind() == ErrorKind::WriteFailure => {
-            Err(format!("it gives more than {} bytes", bounds.output))
-        }
+        Err(error) if error.kind() == ErrorKind::WriteFailure => Err(format!("it gives more than {limit} bytes")),
         Err(error) => Err(words(&error)),
     }
 }
 
 /// What a template can use. It has no loader, so it reaches no file.
-fn environment() -> Environment<'static> {
+fn environment(bounds: Bounds) -> Environment<'static> {
     let mut environment = Environment::empty();
+    environment.set_fuel(Some(bounds.fuel));
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.set_formatter(|output, state, value| {
         // What is not there is nothing, not the word "none".

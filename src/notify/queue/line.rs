@@ -88,6 +88,9 @@ impl Line {
             Gate::Stopped => Gate::Open,
             stage => stage,
         };
+        if let (Some(to), Some(endpoint)) = (sent.migrated_to, &mut self.endpoint) {
+            endpoint.follow(to);
+        }
         let standing = Standing::Taken { migrated_to: sent.migrated_to };
         let news = match (&self.standing, &standing) {
             (Some(Standing::Taken { .. }), Standing::Taken { migrated_to: None }) => false,

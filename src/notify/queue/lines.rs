@@ -369,7 +369,7 @@ impl Lines {
             line.singly = carried;
             line.batch = None;
             self.ground(point);
-        } else if !request.plain && (first.template.is_some() || request.endpoint.has_template()) {
+        } else if !request.plain && first.template.is_some() {
             line.batch = Some(Batch { items: vec![first.clone()], plain: true });
         } else {
             self.settle(point, request, 1, &Outcome::Failed { reason: message }, concerned);

@@ -27,7 +27,7 @@ fn chat() -> Endpoint {
 }
 
 fn templated() -> Endpoint {
-    let parts = Parts { url: "http://x.test/".into(), body: Some(Arc::from("{{ text }}")), ..Parts::default() };
+    let parts = Parts { url: "http://x.test/".into(), body: Some("{{ text }}".into()), ..Parts::default() };
     Endpoint::Webhook(Box::new(Hook::new(parts).unwrap()))
 }
 
@@ -254,7 +254,9 @@ fn a_rejected_digest_is_sent_one_by_one_and_only_the_culprit_fails() {
 fn a_rejected_template_is_tried_once_more_without_it() {
     let mut line = Line::open();
     line.lines.configure(&key("p"), templated(), Stage::Open);
-    line.offer("a", &["1"]);
+    let mut object = field("a", &["1"]).as_ref().clone();
+    object.spec.template = Some("{{ value }}".into());
+    line.lines.offer(&key("p"), &Arc::new(object));
     let rejected = || Failure::Rejected { message: "400".into(), carried: 1 };
     let request = line.take().unwrap();
     assert!(!request.plain);
@@ -263,6 +265,17 @@ fn a_rejected_template_is_tried_once_more_without_it() {
     assert!(request.plain);
     line.answer(&request, Err(rejected()));
     assert_eq!(line.record("a", &["1!"]).len(), 1);
+}
+
+/// A contact point's `body` stays in a plain request: a second one would be the same.
+#[test]
+fn a_rejected_body_is_not_tried_again() {
+    let mut line = Line::open();
+    line.lines.configure(&key("p"), templated(), Stage::Open);
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.answer(&request, Err(Failure::Rejected { message: "400".into(), carried: 1 }));
+    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Failed { reason: "400".into() })]);
 }
 
 #[test]

@@ -56,11 +56,11 @@ fn a_token_cannot_leave_its_segment() {
 fn the_payload() {
     let chat = Chat::new(b"12:s3cr3t", ChatId::Name("@news".into()), Some(5), true).unwrap();
     assert_eq!(
-        payload(&chat, &chat.to, "x"),
+        payload(&chat, "x"),
         json!({ "chat_id": "@news", "text": "x", "message_thread_id": 5, "disable_notification": true })
     );
     let chat = Chat::new(b"12:s3cr3t", ChatId::Id(-100_123_456_789_012), None, false).unwrap();
-    assert_eq!(payload(&chat, &chat.to, "x"), json!({ "chat_id": -100_123_456_789_012_i64, "text": "x" }));
+    assert_eq!(payload(&chat, "x"), json!({ "chat_id": -100_123_456_789_012_i64, "text": "x" }));
 }
 
 /// Descriptions as the Bot API words them.

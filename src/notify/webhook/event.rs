@@ -8,7 +8,8 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::Hook;
-use crate::notify::message::{self, Limit, View, digest, template};
+use crate::notify::message::template::Body;
+use crate::notify::message::{self, Limit, View, digest};
 use crate::notify::{Content, Item};
 
 /// One change.
@@ -66,15 +67,16 @@ impl Event {
         match content {
             Content::Test { namespace, name } => Self::test(hook, namespace, name, cluster),
             Content::Entries(items) => {
-                let own = hook.body.as_deref().and_then(|body| Self::with_body(hook, body, items, cluster, plain));
+                let own = hook.body.as_ref().and_then(|body| Self::with_body(hook, body, items, cluster, plain));
                 own.unwrap_or_else(|| Self::with_data(items, cluster, plain))
             }
         }
     }
 
     fn test(hook: &Hook, namespace: &str, name: &str, cluster: Option<&str>) -> Self {
-        let data = Ready { cluster, namespace, name, text: message::READY };
-        let own = hook.body.as_deref().and_then(|body| {
+        let text = message::ready(cluster);
+        let data = Ready { cluster, namespace, name, text: &text };
+        let own = hook.body.as_ref().and_then(|body| {
             let view = View {
                 kind: "ContactPoint".into(),
                 namespace: namespace.into(),
@@ -83,7 +85,7 @@ impl Event {
                 cluster: cluster.map(Into::into),
                 ..View::default()
             };
-            logged(template::body(body, &view, &[], message::READY))
+            logged(body.render(&view, &[], &text))
         });
         let (body, content_type) = match own {
             Some(body) => (body.into_bytes(), hook.content_type.clone()),
@@ -102,12 +104,12 @@ impl Event {
     }
 
     /// The user's own body. Fewer entries are tried while it is too long or fails; none is left when it always does.
-    fn with_body(hook: &Hook, body: &str, items: &[Item], cluster: Option<&str>, plain: bool) -> Option<Self> {
+    fn with_body(hook: &Hook, body: &Body, items: &[Item], cluster: Option<&str>, plain: bool) -> Option<Self> {
         let mut offered = items;
         loop {
             let text = message::render(offered, cluster, plain, Limit::WEBHOOK);
             let views: Vec<_> = offered[..text.taken].iter().map(|item| View::of(item, cluster)).collect();
-            if let Some(body) = logged(template::body(body, views.first()?, &views, &text.text)) {
+            if let Some(body) = logged(body.render(views.first()?, &views, &text.text)) {
                 let mut event = Self::about(&offered[..text.taken], body.into_bytes());
                 event.content_type = hook.content_type.clone();
                 return Some(event);

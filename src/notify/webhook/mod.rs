@@ -11,7 +11,9 @@ use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::answer::{self, Secrets};
+use super::message::template::Body;
 use super::{Failure, Sent, StopReason};
+use crate::api::contact_point::is_reserved;
 
 pub mod event;
 pub mod sign;
@@ -19,9 +21,6 @@ pub mod tls;
 
 pub use sign::SigningKey;
 pub use tls::Tls;
-
-/// A `Retry-After` is honoured up to here unless the sender is told otherwise.
-pub const RETRY_AFTER_CAP: Duration = Duration::from_hours(1);
 
 /// What a contact point's spec and Secrets say of an endpoint.
 #[derive(Default)]
@@ -35,7 +34,7 @@ pub struct Parts {
     /// `headers`.
     pub headers: BTreeMap<String, String>,
     /// `body`.
-    pub body: Option<Arc<str>>,
+    pub body: Option<String>,
     /// `contentType`.
     pub content_type: Option<String>,
     /// `signingKey`.
@@ -68,7 +67,7 @@ pub struct Hook {
     pub(super) url: reqwest::Url,
     headers: http::HeaderMap,
     secrets: Vec<SecretString>,
-    pub(super) body: Option<Arc<str>>,
+    pub(super) body: Option<Body>,
     pub(super) content_type: HeaderValue,
     signing_key: Option<SigningKey>,
     pub(super) timeout: Option<Duration>,
@@ -77,6 +76,9 @@ pub struct Hook {
 
 impl Hook {
     /// Checks the parts.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with them.
     pub fn new(parts: Parts) -> Result<Self, Invalid> {
         let url_field = if parts.url_is_secret { "urlFrom" } else { "url" };
         let url = parse_url(parts.url.expose_secret()).map_err(|message| Invalid::new(url_field, message))?;
@@ -101,19 +103,17 @@ impl Hook {
             secrets.push(token);
         }
         if let Some(key) = &parts.signing_key {
-            secrets.push(key.secret().clone());
+            secrets.extend(key.secrets());
         }
-        if let Some(body) = &parts.body {
-            crate::notify::message::check_body(body).map_err(|message| Invalid::new("body", message))?;
-        }
-        let content_type = parts.content_type.as_deref().filter(|_| parts.body.is_some()).unwrap_or("application/json");
+        let body = parts.body.as_deref().map(Body::new).transpose().map_err(|message| Invalid::new("body", message))?;
+        let content_type = parts.content_type.as_deref().filter(|_| body.is_some()).unwrap_or("application/json");
         let content_type = HeaderValue::from_str(content_type)
             .map_err(|_| Invalid::new("contentType", "holds a control character; write for example text/plain"))?;
         Ok(Self {
             url,
             headers,
             secrets,
-            body: parts.body,
+            body,
             content_type,
             signing_key: parts.signing_key,
             timeout: parts.timeout,
@@ -148,26 +148,6 @@ fn parse_url(text: &str) -> Result<reqwest::Url, String> {
         return Err("credentials in a URL are not sent; use apiToken and headerName".into());
     }
     Ok(url)
-}
-
-/// Headers that are the connection's, or that every request sets itself.
-fn is_reserved(name: &str) -> bool {
-    const RESERVED: [&str; 13] = [
-        "connection",
-        "content-length",
-        "content-type",
-        "expect",
-        "host",
-        "idempotency-key",
-        "keep-alive",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ];
-    RESERVED.contains(&name) || name.starts_with("ce-") || name.starts_with("webhook-")
 }
 
 fn header_name(name: &str) -> Result<HeaderName, String> {

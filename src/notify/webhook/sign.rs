@@ -21,7 +21,10 @@ pub struct SigningKey {
 }
 
 impl SigningKey {
-    /// A key from the bytes of a Secret: `whsec_` and base64, or the key itself. The error never says what it is.
+    /// A key from the bytes of a Secret: `whsec_` and base64, or the key itself.
+    ///
+    /// # Errors
+    /// Why they are no key, never what they are.
     pub fn new(bytes: &[u8]) -> Result<Self, &'static str> {
         let written = String::from_utf8_lossy(bytes);
         let key = match written.strip_prefix(PREFIX) {
@@ -36,8 +39,10 @@ impl SigningKey {
         Ok(Self { written: written.into_owned().into(), key: key.into() })
     }
 
-    pub(super) fn secret(&self) -> &SecretString {
-        &self.written
+    /// As it is written in its Secret, and without the prefix.
+    pub(super) fn secrets(&self) -> impl Iterator<Item = SecretString> {
+        let bare = self.written.expose_secret().strip_prefix(PREFIX).map(SecretString::from);
+        [self.written.clone()].into_iter().chain(bare)
     }
 
     /// `v1,BASE64(HMAC-SHA256(key, "id.timestamp.body"))`.

@@ -26,6 +26,52 @@ fn what_is_wrong_is_said_without_the_secret(#[case] parts: Parts, #[case] said: 
     assert!(!error.contains("s3cr3t"), "{error}");
 }
 
+/// The apiserver refuses what we would not send, and nothing else.
+#[rstest]
+#[case("Host", true)]
+#[case("Connection", true)]
+#[case("Keep-Alive", true)]
+#[case("TE", true)]
+#[case("Trailer", true)]
+#[case("Transfer-Encoding", true)]
+#[case("Upgrade", true)]
+#[case("HTTP2-Settings", true)]
+#[case("Content-Length", true)]
+#[case("Content-Type", true)]
+#[case("Content-Encoding", true)]
+#[case("Expect", true)]
+#[case("User-Agent", true)]
+#[case("Idempotency-Key", true)]
+#[case("Proxy-Authorization", true)]
+#[case("Proxy-Connection", true)]
+#[case("Proxy-Anything", true)]
+#[case("CE-Id", true)]
+#[case("Webhook-Signature", true)]
+#[case("Authorization", false)]
+#[case("X-Token", false)]
+#[case("Cookie", false)]
+#[case("Hosts", false)]
+#[case("X-Host", false)]
+#[case("Team", false)]
+#[case("Proxy", false)]
+#[case("Accept", false)]
+fn reserved_headers_are_the_same_everywhere(#[case] name: &str, #[case] reserved: bool) {
+    let of_token = Hook::new(Parts { token: Some((name.into(), "x".into())), ..parts("http://x/") });
+    let of_headers = Hook::new(Parts { headers: [(name.into(), "x".into())].into(), ..parts("http://x/") });
+    assert_eq!((of_token.is_err(), of_headers.is_err()), (reserved, reserved));
+    let crd = crate::registry::find("contactpoint").unwrap().crd();
+    let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
+    for field in ["headerName", "headers"] {
+        let path = "/openAPIV3Schema/properties/spec/properties/webhookSpec/properties";
+        let rules = schema.pointer(&format!("{path}/{field}/x-kubernetes-validations")).unwrap().as_array().unwrap();
+        let rule = rules.iter().find_map(|rule| rule["rule"].as_str().unwrap().split_once("(?i)^(")).unwrap().1;
+        let (pattern, _) = rule.split_once(")$").unwrap();
+        let name = name.to_lowercase();
+        let matches = |part: &str| part.strip_suffix(".*").map_or(part == name, |prefix| name.starts_with(prefix));
+        assert_eq!(pattern.split('|').any(matches), reserved, "{field}: {rule}");
+    }
+}
+
 #[test]
 fn debug_shows_no_secret() {
     let hook = Hook::new(Parts {

@@ -18,7 +18,10 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Checks the three keys of the Secret, each of which may be absent. The error never shows the private key.
+    /// Checks the three keys of the Secret, each of which may be absent.
+    ///
+    /// # Errors
+    /// What is wrong with them, without the private key.
     pub fn new(ca: Option<&[u8]>, certificate: Option<&[u8]>, key: Option<&[u8]>) -> Result<Self, String> {
         let roots = match ca {
             Some(pem) => reqwest::Certificate::from_pem_bundle(pem)
@@ -47,8 +50,9 @@ impl Tls {
             digest.update(part);
         }
         let tls = Self { roots, identity, digest: digest.finalize().into(), client: OnceLock::new() };
-        // A key that does not belong to its certificate is noticed only here.
-        tls.apply(reqwest::Client::builder())
+        // A key that does not belong to its certificate is noticed only here; for that the system's authorities, which cost
+        // most, need not be read.
+        tls.apply(reqwest::Client::builder().tls_certs_only([]))
             .build()
             .map_err(|_| "tls.key does not belong to tls.crt, or ca.crt is broken")?;
         Ok(tls)

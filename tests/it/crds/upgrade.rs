@@ -1,6 +1,9 @@
 //! Objects that were stored under the original program's CRDs, each breaking one rule that came later: they can still be
 //! read, given a status and labels, suspended, and deleted.
 
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
@@ -10,8 +13,10 @@ use quartermaster::api::{ContactPoint, TrackedField};
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
+use testbed::receiver::Receiver;
 
 use super::{create, install, wait_until};
+use crate::support::{Bed, Operator, Plane, SOON, Settings, changes};
 
 const ORIGINAL: &str = include_str!("original.yaml");
 
@@ -114,6 +119,84 @@ async fn objects_older_than_the_rules(#[case] subresource: bool) {
     for (kind, name, yaml, status, _) in &old {
         old_object_lives_on(&client, kind, name, yaml.as_deref(), status).await;
     }
+}
+
+/// The operator meets all of them at once: each that cannot work says why, what it told is not told again, and once that
+/// is said nothing more is written.
+#[tokio::test]
+async fn the_operator_takes_old_objects_as_they_are() {
+    let plane = Arc::new(ControlPlane::start(Options::apiserver_only()).await.unwrap());
+    let client = plane.client().await.unwrap();
+    install_original(&client, false).await;
+    let receiver = Receiver::start().unwrap();
+    let theirs = json!([
+        { "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" },
+        { "time": "2025-02-11T20:51:04Z", "action": "Touched", "value": "3" },
+    ]);
+    let well = json!({ "initialized": true, "ready": true });
+    let (points, fields) = (ContactPoint::api_resource(), TrackedField::api_resource());
+    let odd_points = contact_points();
+    for (number, yaml) in odd_points.iter().enumerate() {
+        store(&client, &points, &format!("cp-{number}"), Some(yaml), &json!({}), false).await;
+    }
+    store(&client, &points, "bare", None, &well, true).await;
+    let hook = format!(
+        "{{type: Webhook, apiToken: {{secretName: s, key: k}}, webhookSpec: {{url: '{}', headerName: X-A}}}}",
+        receiver.url()
+    );
+    store(&client, &points, "good", Some(&hook), &well, true).await;
+    let odd_fields = tracked_fields();
+    for (number, yaml) in odd_fields.iter().enumerate() {
+        store(&client, &fields, &format!("tf-{number}"), Some(yaml), &theirs, false).await;
+    }
+    let good = "{contactPoint: good, field: replicas, target: {kind: Deployment, namespace: default, name: web}}";
+    store(&client, &fields, "good", Some(good), &theirs, false).await;
+    install(&plane).await;
+
+    let bed = Bed { plane: Plane::Own(Arc::clone(&plane)), client, namespace: "default".into() };
+    bed.create::<Secret>("s", json!({ "stringData": { "k": "token" } })).await;
+    bed.deployment("web", 3).await;
+    let settings = Settings::default().kubeconfig(plane.admin_kubeconfig()).whole_cluster();
+    let operator = Operator::start(&bed, settings).await;
+    bed.until("good", "taken over", |point: &ContactPoint| {
+        point.status.as_ref().is_some_and(|status| status.ready && status.observed_generation.is_some())
+    })
+    .await;
+    for number in 0..odd_points.len() {
+        bed.until(&format!("cp-{number}"), "says how it stands", |point: &ContactPoint| {
+            point.status.as_ref().is_some_and(|status| !status.conditions.is_empty())
+        })
+        .await;
+    }
+    bed.not_ready("bare", "SpecInvalid").await;
+    for number in 0..odd_fields.len() {
+        let name = format!("tf-{number}");
+        let waits = |field: &TrackedField| field.annotations().contains_key("quartermaster.dev/waiting");
+        let field = bed.until(&name, "says why it waits", waits).await;
+        // A target that is gone meanwhile is news; nothing else is.
+        let history = field.status.unwrap();
+        let new: Vec<_> = history.iter().skip(2).map(|entry| entry.action).collect();
+        assert!(new.is_empty() || new == [Action::Deleted], "{name}: {history:?}");
+        assert!(history[..2].iter().all(|entry| entry.id.is_none()), "{name}: {history:?}");
+    }
+    // What the document's program told is not told again; what it missed is.
+    bed.scale("web", 4).await;
+    bed.until("good", "goes on", |field: &TrackedField| {
+        let told: Vec<_> = field.status.iter().flatten().filter_map(|entry| entry.value.as_deref()).collect();
+        told == ["1", "3", "4"]
+    })
+    .await;
+    receiver.wait_for(SOON, |_| !changes(&receiver).is_empty()).await.unwrap();
+    let told: Vec<_> = changes(&receiver).iter().map(|change| change["value"].clone()).collect();
+    assert_eq!((told, receiver.requests().len()), (vec![json!("4")], 1), "no test message, no repetition");
+
+    let since = plane.audit().mark().await.unwrap();
+    bed.webhook("marker", &receiver.url()).await;
+    bed.ready("marker").await;
+    let mut writes = plane.audit().writes(since).await.unwrap();
+    writes.retain(|subject, _| subject.group == "tg.azamaton.ru" && subject.name != "marker");
+    assert!(writes.is_empty(), "{writes:?}");
+    assert!(!operator.logs().contains("panicked"));
 }
 
 /// Installs the original's CRDs and waits until they are served.

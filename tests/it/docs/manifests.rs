@@ -65,7 +65,7 @@ fn every_manifest_parses_and_its_templates_render() {
                 let Some(body) = hook.body else { continue };
                 assert_eq!(check_body(&body), Ok(()));
                 let text = view().text();
-                let rendered = template::body(&body, &view(), &[view(), view()], &text).unwrap();
+                let rendered = template::Body::new(&body).unwrap().render(&view(), &[view(), view()], &text).unwrap();
                 assert!(rendered.len() > 20, "{rendered}");
                 if hook.content_type.is_none() {
                     serde_json::from_str::<Value>(&rendered).unwrap_or_else(|error| panic!("{error}: {rendered}"));

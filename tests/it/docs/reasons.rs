@@ -24,16 +24,17 @@ fn blocked() -> Vec<&'static str> {
         Blocked::SecretInvalid(String::new()),
         Blocked::SecretForbidden(String::new()),
         Blocked::SpecInvalid(String::new()),
+        Blocked::SecretUnreadable(String::new()),
     ];
     let reason = |blocked: &Blocked| match blocked {
         Blocked::SecretNotFound(_)
         | Blocked::SecretKeyMissing(_)
         | Blocked::SecretInvalid(_)
         | Blocked::SecretForbidden(_)
-        | Blocked::SpecInvalid(_) => blocked.reason(),
-        Blocked::Unanswered(_) => None,
+        | Blocked::SpecInvalid(_)
+        | Blocked::SecretUnreadable(_) => blocked.reason(),
     };
-    all.iter().filter_map(reason).collect()
+    all.iter().map(reason).collect()
 }
 
 fn stopped() -> Vec<&'static str> {
@@ -50,6 +51,7 @@ fn waiting() -> Vec<&'static str> {
     let mut all = vec![
         Waiting::TargetNotFound { target: name() },
         Waiting::Forbidden { resource: ResourceName { api_version: name(), plural: name() }, message: name() },
+        Waiting::TargetUnreadable(name()),
         Waiting::ResourceMismatch(name()),
         Waiting::TemplateInvalid(name()),
         Waiting::OutOfScope { namespace: name() },
@@ -64,6 +66,7 @@ fn waiting() -> Vec<&'static str> {
     let reason = |waiting: &Waiting| match waiting {
         Waiting::TargetNotFound { .. }
         | Waiting::Forbidden { .. }
+        | Waiting::TargetUnreadable(_)
         | Waiting::ResourceMismatch(_)
         | Waiting::TemplateInvalid(_)
         | Waiting::OutOfScope { .. }
@@ -111,6 +114,7 @@ fn every_reason_of_a_contact_point_has_its_row() {
     let mut reasons: BTreeSet<String> = blocked().into_iter().chain(stopped()).map(str::to_owned).collect();
     reasons.insert(of(&Standing::Taken { migrated_to: None }));
     reasons.insert(of(&Standing::Retrying(String::new())));
+    reasons.insert(standing::SUSPENDED.to_owned());
     let rejected = words_after(&root().join("src/notify/queue"), "Standing::Stopped { reason: ");
     assert!(!rejected.is_empty());
     reasons.extend(rejected);

@@ -34,7 +34,7 @@ struct Plan {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_kills_lose_nothing() {
-    let life = Duration::from_millis(1000);
+    let life = Duration::from_secs(1);
     run("kills", Plan { fields: 50, changes: 1000, kills: 100, life, flags: &[] }).await;
 }
 
@@ -60,7 +60,8 @@ struct Life {
 async fn run(name: &str, plan: Plan) {
     let seed = std::env::var(SEED).map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
     // Past what the test harness captures: a run that hangs is to be repeated, too.
-    writeln!(std::io::stderr(), "{name}: {SEED}={seed}").unwrap();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "{name}: {SEED}={seed}").unwrap();
     let mut random = StdRng::seed_from_u64(seed);
     let bed = bare(name).await;
     let receiver = Receiver::start().unwrap();
@@ -74,9 +75,9 @@ async fn run(name: &str, plan: Plan) {
     }
     let ledger = Ledger::open(&bed);
 
-    let (lived, lives) = watch::channel(0);
+    let (started, lives) = watch::channel(0);
     let writer = write(&bed, &plan, StdRng::seed_from_u64(random.random()), lives);
-    let killer = live_and_die(&bed, &plan, random, lived);
+    let killer = live_and_die(&bed, &plan, random, started);
     let ((changes, newest), (lives, _operators)) = tokio::join!(writer, killer);
     caught_up(&bed, &ledger, &receiver, &newest).await;
 
@@ -87,7 +88,7 @@ async fn run(name: &str, plan: Plan) {
     assert!(covered > 0, "the rule about changes that a later one follows was never put to the test");
     let entries: usize = ledger.fields().values().map(Vec::len).sum();
     writeln!(
-        std::io::stderr(),
+        stderr,
         "{name}: {} changes, {entries} entries, {} messages, {repeated} entries repeated; {covered} changes had to be seen",
         changes.len(),
         told.len(),
@@ -135,7 +136,7 @@ async fn live_and_die(
     bed: &Bed,
     plan: &Plan,
     mut random: StdRng,
-    lived: watch::Sender<usize>,
+    started: watch::Sender<usize>,
 ) -> (Vec<Life>, Vec<Operator>) {
     let kubeconfig = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
     let (mut lives, mut operators) = (Vec::new(), Vec::new());
@@ -145,7 +146,7 @@ async fn live_and_die(
         settings.flags.extend(plan.flags.iter().map(ToString::to_string));
         let from = now();
         let mut operator = Operator::launch(bed, settings).await;
-        lived.send_replace(life + 1);
+        started.send_replace(life + 1);
         if life < plan.kills {
             tokio::time::sleep(plan.life.mul_f64(random.random_range(0.0..1.0))).await;
             operator.kill();

@@ -73,12 +73,11 @@ impl Seen {
         self.largest = self.largest.max(serde_json::to_vec(&status).unwrap().len());
         for entry in status {
             let id = entry.id.clone().unwrap();
-            match self.places.get(&id) {
-                Some(at) => self.entries[*at] = entry,
-                None => {
-                    self.places.insert(id, self.entries.len());
-                    self.entries.push(entry);
-                }
+            if let Some(at) = self.places.get(&id) {
+                self.entries[*at] = entry;
+            } else {
+                self.places.insert(id, self.entries.len());
+                self.entries.push(entry);
             }
         }
     }

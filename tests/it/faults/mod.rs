@@ -13,10 +13,15 @@ use self::ledger::Ledger;
 use self::told::{Told, told};
 use crate::support::{ACCOUNT, Bed, SYSTEM};
 
+mod answers;
 mod apiserver;
+mod each_write;
+mod flood;
 mod kills;
 mod ledger;
 mod replicas;
+mod rest;
+mod silence;
 mod told;
 mod watches;
 

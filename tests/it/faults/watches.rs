@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use k8s_openapi::api::apps::v1::Deployment;
 use testbed::proxy::{Ending, Match, Proxy};
 use testbed::receiver::Receiver;
+use testbed::wait::until;
 
 use super::ledger::Ledger;
 use super::told::told;
@@ -36,13 +37,17 @@ async fn scene(name: &str) -> Scene {
 impl Scene {
     /// Ends the watch of the Deployments and waits until there is a new one.
     async fn end(&self, ending: Ending) {
-        let watches = Match::watch("deployments");
-        let begun = self.proxy.count(&watches);
-        assert_eq!(self.proxy.end_watches(&watches, ending), 1, "one watch of Deployments runs");
-        self.proxy
-            .wait_for(SOON, |seen| seen.iter().filter(|seen| watches.matches(&seen.request)).count() > begun)
-            .await
-            .unwrap();
+        self.watches().await;
+        assert_eq!(self.proxy.end_watches(&Match::watch("deployments"), ending), 1);
+        self.watches().await;
+    }
+
+    /// Waits until one watch of the Deployments runs: one that is asked for may not be answered yet.
+    async fn watches(&self) {
+        let one = until("one watch of Deployments runs", SOON, async || {
+            Ok((self.proxy.running_watches(&Match::watch("deployments")) == 1).then_some(()))
+        });
+        one.await.unwrap();
     }
 
     fn assert_well_told(&self) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::events::v1::Event;
+use quartermaster::api::ContactPoint;
 use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Request};
 use testbed::wait::until;
@@ -43,6 +44,12 @@ impl Bed {
     pub async fn service(&self, name: &str, ports: Value) -> Service {
         self.create(name, json!({ "spec": { "selector": { "app": name }, "ports": ports } })).await
     }
+}
+
+/// Reason and words of a contact point's condition.
+pub fn condition(point: &ContactPoint) -> (String, String) {
+    let condition = &point.status.as_ref().unwrap().conditions[0];
+    (condition.reason.clone(), condition.message.clone())
 }
 
 /// The requests that the receiver took with a 2xx.

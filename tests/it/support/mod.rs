@@ -25,7 +25,7 @@ mod look;
 mod operator;
 
 #[allow(unused_imports)] // as above
-pub use look::{changes, taken, texts};
+pub use look::{READY, changes, condition, taken, texts};
 pub use operator::{Operator, Settings};
 
 /// How long a state may take to come about: ten times what the product promises, on a slow machine.
@@ -158,9 +158,14 @@ impl Bed {
         self.create(name, json!({ "stringData": { "token": token } })).await
     }
 
+    /// A contact point with this spec.
+    pub async fn point(&self, name: &str, spec: Value) -> ContactPoint {
+        self.create(name, json!({ "spec": spec })).await
+    }
+
     /// A Webhook contact point without a token.
     pub async fn webhook(&self, name: &str, url: &str) -> ContactPoint {
-        self.create(name, json!({ "spec": { "type": "Webhook", "webhookSpec": { "url": url } } })).await
+        self.point(name, json!({ "type": "Webhook", "webhookSpec": { "url": url } })).await
     }
 
     /// A Telegram contact point whose token is in the Secret `NAME-token`, which is made too.

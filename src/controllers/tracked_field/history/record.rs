@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use uuid::Uuid;
 
 use crate::api::tracked_field::{Action, Delivery, Entry, History, Subject};
 use crate::controllers::tracked_field::field::Observed;
@@ -15,6 +16,8 @@ pub struct Observation {
     pub state: State,
     /// The resource's version that showed it, if one did: what the history already tells of is not recorded again.
     pub version: Option<u64>,
+    /// The id that its entry gets: by it a write whose answer was lost is recognised. None: any new one.
+    pub id: Option<Uuid>,
     /// The observations that were folded into this one, which is the last of them.
     pub(super) folded: Option<Box<Folded>>,
 }
@@ -61,12 +64,21 @@ impl Recorded {
 impl Observation {
     /// One look at the target.
     pub fn new(at: Timestamp, state: State, version: Option<u64>) -> Self {
-        Self { at, state, version, folded: None }
+        Self { at, state, version, id: None, folded: None }
     }
 
-    /// Whether `last` was recorded from this version of the resource, or from a later one: another replica, or a read
-    /// that overtook the watch, was faster.
+    /// The same, whose entry will have this id.
+    #[must_use]
+    pub fn with_id(self, id: Uuid) -> Self {
+        Self { id: Some(id), ..self }
+    }
+
+    /// Whether `last` was recorded from this observation, by a pass that never learnt that it had; or from this version
+    /// of the resource or a later one, by another replica or from a read that overtook the watch.
     fn is_told_by(&self, last: &Entry) -> bool {
+        if self.id.is_some() && self.id == last.id.as_deref().and_then(|id| Uuid::parse_str(id).ok()) {
+            return true;
+        }
         let told = last.resource_version.as_deref().and_then(|version| version.parse().ok());
         let same = match &self.state {
             State::Present { uid, .. } => *uid == last.uid,
@@ -88,7 +100,7 @@ impl Observation {
             None => self.state.value().and_then(Observed::text).map(str::to_owned),
         };
         let folded = Folded { changes, first_value };
-        Self { at: next.at, state: next.state, version: next.version, folded: Some(Box::new(folded)) }
+        Self { folded: Some(Box::new(folded)), ..next }
     }
 
     /// Bytes of memory that it holds on to.
@@ -142,11 +154,12 @@ pub fn record(
     mut ids: impl FnMut() -> String,
 ) -> Recorded {
     let mut recorded = Recorded::default();
+    let mut observations: Vec<Observation> = observations.into_iter().collect();
+    if let Some(last) = history.last().filter(|last| speaks_of(last, subject)) {
+        drop_told(&mut observations, last);
+    }
     for observation in observations {
-        let last = history.last_mut().filter(|last| last.subject.as_ref().is_none_or(|s| s == subject));
-        if last.as_ref().is_some_and(|last| observation.is_told_by(last)) {
-            continue;
-        }
+        let last = history.last_mut().filter(|last| speaks_of(last, subject));
         let uid = last.as_ref().and_then(|last| last.uid.clone());
         let present = last.filter(|last| last.action != Action::Deleted);
         let single = observation.folded.is_none();
@@ -167,9 +180,21 @@ pub fn record(
         };
         recorded.entries += 1;
         recorded.changes = recorded.changes.saturating_add(observation.changes());
-        history.push(entry(action, subject, observation, uid, ids()));
+        let id = observation.id.map_or_else(&mut ids, |id| id.to_string());
+        history.push(entry(action, subject, observation, uid, id));
     }
     recorded
+}
+
+fn speaks_of(entry: &Entry, subject: &Subject) -> bool {
+    entry.subject.as_ref().is_none_or(|spoken_of| spoken_of == subject)
+}
+
+/// Drops what `last` tells of, and what was seen before that: also of a resource of that name that was deleted since.
+pub(super) fn drop_told(observations: &mut Vec<Observation>, last: &Entry) {
+    if let Some(told) = observations.iter().rposition(|observation| observation.is_told_by(last)) {
+        observations.drain(..=told);
+    }
 }
 
 /// The original program wrote an empty value for a targetPort that is a number: what it saw is not known.

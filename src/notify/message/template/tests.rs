@@ -10,6 +10,10 @@ fn view() -> View {
     View::of(&updated("1", "3"), Some("prod"))
 }
 
+fn body(source: &str, view: &View, entries: &[View], text: &str) -> Result<String, String> {
+    Body::new(source)?.render(view, entries, text)
+}
+
 #[rstest]
 #[case("{{ kind }} {{ namespace }}/{{ name }} {{ field }}", "Deployment default/nginx replicas")]
 #[case("{{ previous }} -> {{ value }} ({{ action }})", "1 -> 3 (Updated)")]

@@ -172,6 +172,53 @@ fn what_the_history_tells_already_is_not_recorded_again() {
     assert_eq!(versions, ["10", "11", "12", "13", "14"]);
 }
 
+/// A standby saw the resource deleted and made again, which the leader recorded.
+#[test]
+fn a_former_resource_of_that_name_is_not_told_of_again() {
+    let seen = |version: u64, state: State| Observation::new(at(9), state, Some(version));
+    let shown = [
+        seen(10, present("a", "1")),
+        seen(12, present("a", "2")),
+        seen(20, State::Absent),
+        seen(30, present("b", "1")),
+    ];
+    let (mut history, mut ids) = (History::new(), ids());
+    record(&mut history, &subject("replicas"), shown.clone(), &mut ids);
+    let last = history.split_off(3);
+    let (mut history, mut buffer) = (last.clone(), ObservationBuffer::default());
+    assert_eq!(record(&mut history, &subject("replicas"), shown.clone(), &mut ids).entries, 0);
+    for observation in shown {
+        buffer.push(observation);
+    }
+    buffer.drop_told(&last[0]);
+    assert!(buffer.drain().is_empty(), "nor does it wait for ever");
+}
+
+/// The answer to its write was lost, and more came since. Versions do not tell, where a read found the resource gone.
+#[test]
+fn what_a_pass_wrote_without_learning_that_it_had_is_not_recorded_again() {
+    let states = [present("a", "3"), State::Absent, present("b", "1"), State::Absent, present("c", "1")];
+    let shown: Vec<_> = (1..)
+        .zip(states)
+        .map(|(id, state)| Observation::new(at(9), state, None).with_id(uuid::Uuid::from_u128(id)))
+        .collect();
+    for already in 0..=shown.len() {
+        let mut history = recorded([present("a", "1")]);
+        for shown in [&shown[..already], &shown] {
+            record(&mut history, &subject("replicas"), shown.to_vec(), ids());
+        }
+        let expected = [
+            (Created, Some("1")),
+            (Updated, Some("3")),
+            (Deleted, None),
+            (Created, Some("1")),
+            (Deleted, None),
+            (Created, Some("1")),
+        ];
+        assert_eq!(told(&history), expected, "{already} of them stood there");
+    }
+}
+
 /// A history that was restored into another cluster, whose versions are lower.
 #[test]
 fn the_versions_of_another_resource_count_for_nothing() {

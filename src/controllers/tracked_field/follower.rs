@@ -1,0 +1,108 @@
+//! One followed field: what was last seen of it, and what no pass has recorded yet.
+
+use std::time::Instant;
+
+use jiff::Timestamp;
+use kube::ResourceExt;
+use kube::core::DynamicObject;
+use uuid::Uuid;
+
+use super::field::{Field, Observed};
+use super::history::{Observation, ObservationBuffer, State};
+use super::tracker::TargetKey;
+use crate::api::tracked_field::Subject;
+
+pub(super) struct Follower {
+    /// What its observations are of: a pass over an older or newer spec must not record them.
+    pub(super) subject: Subject,
+    pub(super) target: TargetKey,
+    pub(super) field: Field,
+    /// Shown by the watch since it last began to list.
+    pub(super) seen: bool,
+    /// Its present state has to be read: it is followed from the middle of a watch, or a list did not show it.
+    pub(super) unread: bool,
+    /// A read showed another state than the watch did; the watch may only lag behind.
+    pub(super) doubted: bool,
+    /// When its state was last known for certain, from a list or a read.
+    pub(super) certain: Instant,
+    pub(super) newest: Option<Newest>,
+    pub(super) buffer: ObservationBuffer,
+    /// How many observations became one with a neighbour because the buffer was full, and nobody was told yet.
+    pub(super) merged: usize,
+}
+
+/// The state that was buffered last: the same again is no news.
+pub(super) struct Newest {
+    pub(super) uid: Option<String>,
+    pub(super) version: Option<u64>,
+    pub(super) value: Option<Observed>,
+}
+
+impl Follower {
+    /// Nothing is known yet. `unread`: the watch may have shown the target already.
+    pub(super) fn new(subject: Subject, target: TargetKey, field: Field, unread: bool) -> Self {
+        Self {
+            subject,
+            target,
+            field,
+            seen: false,
+            unread,
+            doubted: false,
+            certain: Instant::now(),
+            newest: None,
+            buffer: ObservationBuffer::default(),
+            merged: 0,
+        }
+    }
+
+    /// Takes in the object's state, `None` if it is gone; whether it was news.
+    pub(super) fn observe(&mut self, object: &DynamicObject, value: Option<Observed>) -> bool {
+        self.seen = value.is_some();
+        let uid = object.uid();
+        let version = object.resource_version().and_then(|version| version.parse().ok());
+        if let Some(newest) = &mut self.newest {
+            // A watch that lags behind a read shows what the read has overtaken.
+            if version.is_some() && version <= newest.version {
+                return false;
+            }
+            if newest.value == value && (value.is_none() || newest.uid == uid) {
+                newest.version = version;
+                return false;
+            }
+        }
+        self.push(uid, version, value)
+    }
+
+    fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<Observed>) -> bool {
+        self.newest = Some(Newest { uid: uid.clone(), version, value: value.clone() });
+        let state = value.map_or(State::Absent, |value| State::Present { uid, value });
+        let observation = Observation::new(Timestamp::now(), state, version).with_id(Uuid::now_v7());
+        self.merged += self.buffer.push(observation);
+        true
+    }
+
+    /// Takes in what a read shows, `None` if there is nothing; `false` if it is to be read once more in a moment.
+    pub(super) fn read(&mut self, state: Option<(&DynamicObject, Observed)>) -> bool {
+        let known = self.newest.as_ref().is_some_and(|newest| match &state {
+            Some((object, value)) => newest.value.as_ref() == Some(value) && newest.uid == object.uid(),
+            None => newest.value.is_none(),
+        });
+        if !known && !self.unread && !self.doubted {
+            self.doubted = true;
+            return false;
+        }
+        self.unread = false;
+        self.doubted = false;
+        self.certain = Instant::now();
+        match state {
+            _ if known => {}
+            Some((object, value)) => {
+                self.observe(object, Some(value));
+            }
+            None => {
+                self.push(None, None, None);
+            }
+        }
+        true
+    }
+}

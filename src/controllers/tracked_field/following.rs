@@ -1,0 +1,137 @@
+//! From a spec to a target that is watched, and followed by the [`tracker`](super::tracker).
+
+use kube::Api;
+use kube::core::DynamicObject;
+
+use super::field::Field;
+use super::target::{Resolved, TargetError};
+use super::tracker::TargetKey;
+use super::waiting::Waiting;
+use super::{Error, TrackedFields, subject};
+use crate::api::TrackedField;
+use crate::notify::Transport;
+use crate::runtime::watch_hub::ResourceName;
+use crate::runtime::{Key, Scope};
+
+/// What a `TrackedField` tracks, once its spec is understood.
+pub(super) struct Tracked {
+    pub(super) target: TargetKey,
+    pub(super) api: Api<DynamicObject>,
+    pub(super) shard: Option<String>,
+    /// The read and the watch of the target disagree, which may pass.
+    pub(super) doubted: bool,
+}
+
+/// Why nothing is tracked.
+pub(super) struct Untracked {
+    pub(super) waiting: Waiting,
+    /// The pass failed for it.
+    pub(super) error: Option<Error>,
+}
+
+impl From<Waiting> for Untracked {
+    fn from(waiting: Waiting) -> Self {
+        Self { waiting, error: None }
+    }
+}
+
+impl From<Error> for Untracked {
+    fn from(error: Error) -> Self {
+        Self { waiting: Waiting::TargetUnreadable(error.to_string()), error: Some(error) }
+    }
+}
+
+impl<T: Transport> TrackedFields<T> {
+    pub(super) fn unfollow(&self, key: &Key) {
+        if self.tracker.forget(key) {
+            self.end_idle_watches();
+        }
+    }
+
+    fn end_idle_watches(&self) {
+        self.hub.retain(|resource| self.tracker.follows(resource));
+    }
+
+    /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and
+    /// nothing need be read. The watch itself begins with [`TrackedFields::watch`].
+    pub fn follow(&self, object: &TrackedField) {
+        let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else { return };
+        let Some(resolved) = self.resolver.known(&object.spec.target) else { return };
+        if let Ok(tracked) = self.tracked(object, &resolved) {
+            self.follow_as(object, &tracked, &field);
+        }
+        if let Some(last) = object.status.as_ref().and_then(|history| history.last()) {
+            self.tracker.told(&Key::of(object), &subject(object), last);
+        }
+    }
+
+    fn follow_as(&self, object: &TrackedField, tracked: &Tracked, field: &Field) {
+        let key = Key::of(object);
+        if self.tracker.follow(&key, &subject(object), &tracked.target, field, tracked.shard.clone()) {
+            self.end_idle_watches();
+        }
+    }
+
+    /// Sees to it that the target of `object` is watched.
+    pub fn watch(&self, object: &TrackedField) {
+        let target = &object.spec.target;
+        if let Some(resolved) = self.resolver.known(target)
+            && self.scope.covers(resolved.place(target))
+        {
+            self.hub.ensure(&resolved.resource, resolved.namespaced);
+        }
+    }
+
+    fn tracked(&self, object: &TrackedField, resolved: &Resolved) -> Result<Tracked, Waiting> {
+        let target = &object.spec.target;
+        let namespace = resolved.place(target);
+        if resolved.namespaced && namespace.is_empty() {
+            let words = format!("{} lie in namespaces: write target.namespace", resolved.resource.plural);
+            return Err(Waiting::ResourceMismatch(words));
+        }
+        if !self.scope.covers(namespace) {
+            return Err(Waiting::OutOfScope { namespace: namespace.into() });
+        }
+        let api = if resolved.namespaced {
+            Api::namespaced_with(self.client.clone(), namespace, &resolved.resource)
+        } else {
+            Api::all_with(self.client.clone(), &resolved.resource)
+        };
+        let shard = match &self.scope {
+            Scope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
+            _ => None,
+        };
+        let key = TargetKey {
+            resource: ResourceName::from(&resolved.resource),
+            namespace: namespace.into(),
+            name: target.name.clone(),
+        };
+        Ok(Tracked { target: key, api, shard, doubted: false })
+    }
+
+    /// Sees to it that the target is followed; `Err` says why it cannot be.
+    pub(super) async fn track(&self, key: &Key, object: &TrackedField) -> Result<Tracked, Untracked> {
+        let target = &object.spec.target;
+        let field = Field::compile(&target.kind, &object.spec.field)
+            .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
+        let resolved = match self.resolver.resolve(&self.client, target).await {
+            Ok(resolved) => resolved,
+            Err(error @ TargetError::Discovery(_)) => return Err(Error::Discovery(error).into()),
+            Err(error) => return Err(Waiting::ResourceMismatch(error.to_string()).into()),
+        };
+        let mut tracked = self.tracked(object, &resolved)?;
+        self.follow_as(object, &tracked, &field);
+        self.hub.ensure(&resolved.resource, resolved.namespaced);
+        if self.tracker.unread(key, self.terms.resync) {
+            match tracked.api.get_opt(&target.name).await {
+                Ok(object) => tracked.doubted = !self.tracker.read(key, object.as_ref()),
+                Err(kube::Error::Api(status)) if status.code == 403 => {
+                    let message = status.message.clone();
+                    return Err(Waiting::Forbidden { resource: tracked.target.resource, message }.into());
+                }
+                Err(error) => return Err(Error::ReadTarget(error).into()),
+            }
+        }
+        Ok(tracked)
+    }
+}

@@ -1,0 +1,119 @@
+//! What a pass says: Events, metrics, and the annotation that tells why a `TrackedField` waits.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::{Api, Resource, ResourceExt};
+
+use super::following::{Tracked, Untracked};
+use super::history::Changes;
+use super::waiting::{self, Waiting};
+use super::{Error, MANAGER, TrackedFields, target};
+use crate::api::common::WAITING;
+use crate::api::tracked_field::Entry;
+use crate::api::{ContactPoint, TrackedField};
+use crate::notify::Transport;
+use crate::runtime::{Key, apply};
+
+impl<T: Transport> TrackedFields<T> {
+    /// Events and metrics of what a pass wrote.
+    pub(super) fn tell(&self, object: &TrackedField, changes: &Changes) {
+        for failed in &changes.failed {
+            let reason = failed.reason.as_deref().unwrap_or_default();
+            let value = failed.value.as_deref().unwrap_or("(no value)");
+            let note = format!("{} {value}: not delivered: {reason}", failed.action);
+            self.events.warning(object.object_ref(&()), "Notify", "DeliveryFailed", note);
+        }
+        self.metrics.entries_expired(changes.expired as u64);
+        if changes.merged > 0 {
+            self.metrics.entries_merged(changes.merged as u64);
+            let note = format!(
+                "{} changes that wait to be sent were joined with their neighbours: the outbox is full",
+                changes.merged
+            );
+            self.events.warning(object.object_ref(&()), "Record", "EntriesMerged", note);
+        }
+    }
+
+    /// Why messages of this object cannot be sent now.
+    fn point_trouble(&self, key: &Key, object: &TrackedField, point: Option<&ContactPoint>) -> Option<Waiting> {
+        let name = &object.spec.contact_point;
+        let Some(point) = point else {
+            let points = self.points.state();
+            let names: Vec<String> = points
+                .iter()
+                .filter(|point| point.namespace().as_deref() == Some(&*key.namespace))
+                .map(|point| point.name_any())
+                .collect();
+            let nearest = target::nearest(name, names.iter().map(String::as_str)).map(str::to_owned);
+            return Some(Waiting::ContactPointNotFound { name: name.clone(), nearest });
+        };
+        waiting::of_point(point).or_else(|| {
+            let message = self.outbox.failing(&Key::of(point))?;
+            let entries = object.status.as_deref().unwrap_or_default();
+            entries.iter().any(Entry::is_pending).then(|| Waiting::DeliveryFailing { name: name.clone(), message })
+        })
+    }
+
+    /// Why the object waits. What keeps messages that are there from being sent comes first.
+    pub(super) fn waiting(
+        &self,
+        key: &Key,
+        object: &TrackedField,
+        tracked: &Result<Tracked, Untracked>,
+        point: Option<&ContactPoint>,
+    ) -> Option<Waiting> {
+        let of_point = self.point_trouble(key, object, point);
+        if of_point.is_some() && object.status.iter().flatten().any(Entry::is_pending) {
+            return of_point;
+        }
+        match tracked {
+            Err(untracked) => Some(untracked.waiting.clone()),
+            Ok(tracked) => waiting::of_target(&self.tracker, key, tracked.shard.as_deref(), &tracked.target, object)
+                .or_else(|| waiting::of_template(object))
+                .or(of_point),
+        }
+    }
+
+    /// Writes why the object waits, when that changed, and renews its Event.
+    pub(super) async fn say(
+        &self,
+        key: &Key,
+        object: Arc<TrackedField>,
+        waiting: Option<Waiting>,
+    ) -> Result<Option<Duration>, Error> {
+        let text = waiting.as_ref().map(Waiting::to_string);
+        let written = object.annotations().get(WAITING).cloned();
+        if text != written {
+            let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
+            let annotated = apply::annotate(&api, MANAGER, object.as_ref(), WAITING, text.as_deref()).await;
+            self.written.wrote(key, annotated.map_err(Error::WriteWaiting)?);
+        }
+        Ok(self.say_event(key, &object.object_ref(&()), waiting))
+    }
+
+    /// Publishes the Event that says why an object waits, once for each change and again before it is forgotten. Gives
+    /// when it is due again.
+    fn say_event(&self, key: &Key, regarding: &ObjectReference, waiting: Option<Waiting>) -> Option<Duration> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(waiting) = waiting else {
+            told.remove(key);
+            return None;
+        };
+        let now = Timestamp::now();
+        if let Some((known, at)) = told.get(key)
+            && *known == waiting
+        {
+            let age = Duration::try_from(now.duration_since(*at)).unwrap_or_default();
+            let left = self.terms.renew_event.saturating_sub(age);
+            if !left.is_zero() {
+                return Some(left);
+            }
+        }
+        self.events.warning(regarding.clone(), "Wait", waiting.reason(), waiting.message());
+        told.insert(key.clone(), (waiting, now));
+        Some(self.terms.renew_event)
+    }
+}

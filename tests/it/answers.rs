@@ -1,0 +1,340 @@
+//! What a receiver's answer does to the contact point, to the message, and to what waits behind it.
+
+use std::time::Duration;
+
+use futures::{StreamExt, stream};
+use http::StatusCode;
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt;
+use kube::api::ListParams;
+use quartermaster::api::tracked_field::Delivery;
+use quartermaster::api::{ContactPoint, TrackedField};
+use serde_json::{Value, json};
+use testbed::bot_api::{BotApi, Chat, Fault, Kind, Pace};
+use testbed::receiver::{Receiver, Reply};
+use testbed::wait::until;
+
+use crate::support::{Bed, Operator, SOON, Settings, TOKEN, changes, condition};
+
+fn status(code: u16) -> StatusCode {
+    StatusCode::from_u16(code).unwrap()
+}
+
+/// What product.md says of each status, as the condition of a contact point whose test message it answers.
+fn webhook_reason(code: u16) -> &'static str {
+    match code {
+        300..=399 => "Redirected",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "NotFound",
+        408 | 429 | 500..=599 => "Unreachable",
+        _ => "Rejected",
+    }
+}
+
+fn telegram_reason(code: u16) -> &'static str {
+    if code == 404 { "Unauthorized" } else { webhook_reason(code) }
+}
+
+/// Three hundred webhooks and three hundred chats, one for each status. The Bot API is a receiver here, so that each
+/// bot's path can have an answer of its own.
+#[tokio::test]
+async fn every_status_from_300_to_599_is_named_and_mended_without_a_hand() {
+    let bed = Bed::shared("statuses").await;
+    let receiver = Receiver::start().unwrap();
+    // The answer of a Bot API, with its own words and without.
+    let said = json!({ "ok": false, "description": "no" });
+    let token = |code: u16| format!("{code}:{}", "A".repeat(28));
+    for code in 300..=599_u16 {
+        let reply = Reply::status(status(code)).header(http::header::LOCATION, http::HeaderValue::from_static("/ok"));
+        receiver.at_path(&format!("/hook/{code}"), reply.clone());
+        let reply = if matches!(code, 304) || code % 2 == 0 { reply } else { reply.json(&said) };
+        receiver.at_path(&format!("/bot{}/sendMessage", token(code)), reply);
+    }
+    let settings = Settings::default()
+        .telegram(&receiver.url())
+        .flag("--retry-max=2s")
+        .flag("--stopped-retry=2s")
+        .flag("--log-level=info");
+    let operator = Operator::start(&bed, settings).await;
+    let made = stream::iter(300..=599_u16).for_each_concurrent(16, |code| {
+        let (bed, url, token) = (&bed, format!("{}/hook/{code}", receiver.url()), token(code));
+        async move {
+            bed.webhook(&format!("hook-{code}"), &url).await;
+            bed.telegram(&format!("chat-{code}"), &token, i64::from(code)).await;
+        }
+    });
+    made.await;
+
+    let all = async || {
+        let points = bed.api::<ContactPoint>().list(&ListParams::default()).await?.items;
+        anyhow::ensure!(points.len() == 600);
+        anyhow::Ok(points)
+    };
+    let reason = |point: &ContactPoint| point.status.as_ref().map(|_| condition(point).0);
+    let wrong = |point: &ContactPoint| {
+        let name = point.name_any();
+        let code = name.rsplit('-').next().unwrap().parse().unwrap();
+        let expected = if name.starts_with("hook") { webhook_reason(code) } else { telegram_reason(code) };
+        let said = reason(point);
+        let well = said.as_deref() == Some(expected) && !point.status.as_ref().unwrap().ready;
+        (!well).then(|| format!("{name}: {said:?}, not {expected}"))
+    };
+    let told = until("each has its reason", 3 * SOON, async || {
+        let wrong: Vec<_> = all().await?.iter().filter_map(wrong).collect();
+        anyhow::ensure!(wrong.is_empty(), "{wrong:?}");
+        Ok(Some(()))
+    });
+    told.await.unwrap();
+    for point in all().await.unwrap() {
+        let (_, words) = condition(&point);
+        let code = point.name_any().rsplit('-').next().unwrap().to_owned();
+        assert!(words.contains(&code), "{}: {words}", point.name_any());
+    }
+    assert!(!receiver.requests().iter().any(|request| request.path == "/ok"), "a redirect was followed");
+
+    receiver.behave();
+    receiver.always(Reply::ok().json(&json!({ "ok": true, "result": {} })));
+    let mended = until("all are ready", 3 * SOON, async || {
+        let points = all().await?;
+        let left: Vec<_> = points.iter().filter(|p| !p.status.as_ref().is_some_and(|s| s.ready)).collect();
+        anyhow::ensure!(left.is_empty(), "{} are not, such as {:?}", left.len(), left[0]);
+        Ok(Some(()))
+    });
+    mended.await.unwrap();
+    assert!(!operator.logs().contains("panicked"));
+}
+
+/// What becomes of a message that meets an answer, once the contact point was ready.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fate {
+    /// The contact point stops, for this reason; the message waits.
+    Stops(&'static str),
+    /// The message waits, the contact point stays ready.
+    Waits,
+    /// The message is given up; the next ones go.
+    Fails,
+}
+
+#[tokio::test]
+async fn a_message_waits_or_fails_as_its_answer_says() {
+    let cases: [(u16, Fate); 14] = [
+        (302, Fate::Stops("Redirected")),
+        (308, Fate::Stops("Redirected")),
+        (400, Fate::Fails),
+        (401, Fate::Stops("Unauthorized")),
+        (403, Fate::Stops("Forbidden")),
+        (404, Fate::Stops("NotFound")),
+        (408, Fate::Waits),
+        (410, Fate::Fails),
+        (413, Fate::Fails),
+        (422, Fate::Fails),
+        (429, Fate::Waits),
+        (500, Fate::Waits),
+        (503, Fate::Waits),
+        (599, Fate::Waits),
+    ];
+    let bed = Bed::shared("fates").await;
+    let operator = Operator::start(&bed, Settings::default()).await;
+    bed.deployment("web", 1).await;
+    let scenes: Vec<_> = cases.map(|(code, fate)| (code, fate, Receiver::start().unwrap())).into_iter().collect();
+    for (code, _, receiver) in &scenes {
+        let name = code.to_string();
+        bed.webhook(&name, &receiver.url()).await;
+        bed.ready(&name).await;
+        receiver.always(Reply::status(status(*code)).body(format!("because-{code}")));
+        bed.track(&name, "Deployment", "web", "replicas", &name).await;
+    }
+    for (code, fate, receiver) in &scenes {
+        let name = code.to_string();
+        match fate {
+            Fate::Stops(reason) => {
+                let (_, words) = condition(&bed.not_ready(&name, reason).await);
+                assert!(words.contains(&name), "{words}");
+                assert_eq!(bed.event(&name, reason).await, words);
+                let waiting = bed.waiting(&name, &format!("ContactPointNotReady: {name:?}: {reason}: ")).await;
+                assert!(waiting.ends_with(&words), "{waiting}");
+                assert_eq!(bed.history(&name).await[0].delivery, Some(Delivery::Pending));
+            }
+            Fate::Waits => {
+                let words = bed.waiting(&name, &format!("DeliveryFailing: {name:?}: ")).await;
+                assert!(words.contains(&format!("{code} because-{code}")) && words.ends_with("it is tried again"));
+                bed.event(&name, "DeliveryFailing").await;
+                assert_eq!(bed.history(&name).await[0].delivery, Some(Delivery::Pending));
+                assert!(bed.ready(&name).await.status.unwrap().ready, "one that was tested stays ready");
+            }
+            Fate::Fails => {
+                let failed =
+                    |field: &TrackedField| field.status.iter().flatten().any(|e| e.delivery == Some(Delivery::Failed));
+                let history = bed.until(&name, "given up", failed).await.status.unwrap();
+                let reason = history[0].reason.clone().unwrap();
+                assert!(reason.contains(&format!("{code} because-{code}")), "{reason}");
+                assert_eq!(bed.event(&name, "DeliveryFailed").await, format!("Created 1: not delivered: {reason}"));
+                assert!(bed.ready(&name).await.status.unwrap().ready, "it is that message's fault");
+                let attempts = receiver.requests().len();
+                assert_eq!(attempts, 2, "the test message and one attempt");
+            }
+        }
+    }
+    scenes.iter().for_each(|(_, _, receiver)| receiver.behave());
+    bed.scale("web", 2).await;
+    for (code, fate, receiver) in &scenes {
+        let name = code.to_string();
+        let first = if *fate == Fate::Fails { Delivery::Failed } else { Delivery::Delivered };
+        bed.until(&name, "goes on by itself", |field: &TrackedField| {
+            let all: Vec<_> = field.status.iter().flatten().map(|entry| entry.delivery).collect();
+            all == [Some(first), Some(Delivery::Delivered)]
+        })
+        .await;
+        bed.waiting(&name, "").await;
+        bed.ready(&name).await;
+        let told: Vec<_> = changes(receiver).iter().map(|change| change["value"].clone()).collect();
+        let expected = if *fate == Fate::Fails { vec!["2"] } else { vec!["1", "2"] };
+        assert_eq!(told, expected, "{code}");
+        // A request that is tried again is the same one.
+        let keys = |value: &str| {
+            let about = |request: &&std::sync::Arc<testbed::receiver::Request>| {
+                request.json().is_ok_and(|data: Value| data["value"] == value)
+            };
+            let all = receiver.requests();
+            all.iter().filter(about).map(|r| r.header("idempotency-key").unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert!(keys("1").windows(2).all(|pair| pair[0] == pair[1]), "{code}");
+    }
+    let metrics = operator.metrics().await;
+    for outcome in ["delivered", "retried", "stopped", "rejected"] {
+        let line = format!("quartermaster_notifications_total{{type=\"webhook\",outcome=\"{outcome}\"}}");
+        let count = metrics.lines().find_map(|found| found.strip_prefix(&line)?.trim().parse::<f64>().ok());
+        assert!(count.is_some_and(|count| count >= 4.0), "{outcome}: {count:?}\n{metrics}");
+    }
+}
+
+const CHAT: i64 = 12_345_678;
+
+fn bot_api() -> BotApi {
+    let telegram = BotApi::start().unwrap();
+    telegram.set_pace(Pace::unlimited());
+    telegram.add_token(TOKEN);
+    telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
+    telegram
+}
+
+fn refusal(code: u16, description: &str) -> Fault {
+    let body = json!({ "ok": false, "error_code": code, "description": description });
+    Fault::Instead(Reply::status(status(code)).json(&body))
+}
+
+async fn with_template(bed: &Bed, name: &str, template: &str) {
+    let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
+    let spec = json!({ "target": target, "contactPoint": "chat", "field": "replicas", "template": template });
+    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+}
+
+#[tokio::test]
+async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
+    let bed = Bed::shared("refused").await;
+    let telegram = bot_api();
+    let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    bed.telegram("chat", TOKEN, CHAT).await;
+    bed.ready("chat").await;
+    bed.deployment("web", 1).await;
+    let text = |nth: usize| telegram.messages().get(nth).map(|message| message.text.clone()).unwrap_or_default();
+
+    // A template made it: one more attempt, with the default message.
+    telegram.fault_next(1, refusal(400, "Bad Request: can't parse entities"));
+    with_template(&bed, "templated", "{{ name }} has {{ value }}").await;
+    bed.delivered("templated", &[("Created", Some("1"))]).await;
+    assert_eq!(telegram.rejected()[0].text.as_deref(), Some("web has 1"));
+    assert!(text(1).starts_with("Resource kind: Deployment\nName: web\nStatus: Created\nValue: 1\n"), "{}", text(1));
+    // Only that message: the next one has its template again.
+    bed.scale("web", 2).await;
+    bed.delivered("templated", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    assert_eq!(text(2), "web has 2");
+
+    // The default message is refused too: it fails, and the queue goes on.
+    for (code, words) in [(400, "Bad Request: message is too long"), (413, "Request Entity Too Large")] {
+        let before = telegram.rejected().len();
+        let name = format!("failed-{code}");
+        telegram.fault_next(2, refusal(code, words));
+        with_template(&bed, &name, "{{ value }}").await;
+        let failed = |field: &TrackedField| field.status.iter().flatten().any(|e| e.delivery == Some(Delivery::Failed));
+        let reason = bed.until(&name, "failed", failed).await.status.unwrap()[0].reason.clone().unwrap();
+        assert!(reason.contains(&format!("({code} {words})")), "{reason}");
+        assert!(bed.event(&name, "DeliveryFailed").await.ends_with(&reason));
+        assert_eq!(telegram.rejected().len(), before + 2, "its template, then the default");
+    }
+    bed.scale("web", 3).await;
+    for name in ["failed-400", "failed-413"] {
+        bed.until(name, "goes on", |field: &TrackedField| {
+            field.status.iter().flatten().last().is_some_and(|entry| entry.delivery == Some(Delivery::Delivered))
+        })
+        .await;
+    }
+    bed.ready("chat").await;
+    assert_eq!(bed.events("chat", "Rejected").await.len(), 0);
+}
+
+/// What is no answer of a Bot API, or a bad one, is tried again.
+#[tokio::test]
+async fn bad_answers_of_the_bot_api_are_retried() {
+    let bed = Bed::shared("badly").await;
+    let telegram = bot_api();
+    let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    bed.telegram("chat", TOKEN, CHAT).await;
+    bed.ready("chat").await;
+    bed.deployment("web", 0).await;
+    bed.track("it", "Deployment", "web", "replicas", "chat").await;
+    let mut wanted = vec![("Created".to_owned(), "0".to_owned())];
+    let delivered = async |wanted: &[(String, String)]| {
+        let wanted: Vec<_> = wanted.iter().map(|(action, value)| (action.as_str(), Some(value.as_str()))).collect();
+        bed.delivered("it", &wanted).await
+    };
+    delivered(&wanted).await;
+    let faults = [
+        ("bad JSON", Fault::bad_json(), "no answer of a Bot API"),
+        ("not ok", Fault::not_ok(), "Internal Server Error"),
+        ("junk", Fault::Instead(Reply::junk(10 * 1024 * 1024)), "no answer of a Bot API"),
+        ("reset", Fault::Instead(Reply::reset()), "the connection failed"),
+        ("502", Fault::Instead(Reply::status(status(502)).body("<html>bad gateway</html>")), "502"),
+    ];
+    for (replicas, (what, fault, words)) in faults.into_iter().enumerate() {
+        telegram.fault_always(fault);
+        let replicas = i32::try_from(replicas).unwrap() + 1;
+        bed.scale("web", replicas).await;
+        let waiting = bed.waiting("it", "DeliveryFailing: ").await;
+        assert!(waiting.contains(words), "{what}: {waiting}");
+        assert!(waiting.len() < 600, "{what}: {} bytes", waiting.len());
+        telegram.heal();
+        wanted.push(("Updated".into(), replicas.to_string()));
+        delivered(&wanted).await;
+        bed.waiting("it", "").await;
+        bed.ready("chat").await;
+    }
+    assert_eq!(telegram.messages().len(), 1 + wanted.len(), "each told once");
+}
+
+/// A 401 has the Secret read at once, also when it was the entry's own attempt.
+#[tokio::test]
+async fn a_revoked_token_is_mended_by_its_secret() {
+    let bed = Bed::shared("revoked").await;
+    let telegram = bot_api();
+    let settings =
+        Settings::default().telegram(&telegram.url()).flag("--secret-reread=1h").flag("--stopped-retry=500ms");
+    let _operator = Operator::start(&bed, settings).await;
+    bed.telegram("chat", TOKEN, CHAT).await;
+    bed.ready("chat").await;
+    telegram.revoke_token(TOKEN);
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "chat").await;
+    bed.not_ready("chat", "Unauthorized").await;
+    bed.waiting("it", "ContactPointNotReady: \"chat\": Unauthorized: ").await;
+    let new = "12345678:NEWNEWNEWNEWNEWNEWNEWNEWNEWN";
+    telegram.add_token(new);
+    bed.patch::<Secret>("chat-token", json!({ "stringData": { "token": new } })).await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    bed.ready("chat").await;
+    bed.waiting("it", "").await;
+    let attempts = telegram.rejected().len();
+    assert!(attempts < 200, "{attempts} attempts: a hot loop");
+    assert!(telegram.rejected().windows(2).all(|pair| pair[1].at - pair[0].at >= Duration::from_millis(250)));
+}

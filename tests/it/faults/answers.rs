@@ -1,0 +1,163 @@
+//! Answers of the apiserver that are lost, refusals, and conflicts: nothing is lost, sent twice or recorded twice.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use k8s_openapi::api::apps::v1::Deployment;
+use quartermaster::api::TrackedField;
+use serde_json::json;
+use testbed::proxy::{Fault, Lost, Match, Proxy, Refusal, Times, Verb};
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use super::ledger::Ledger;
+use super::told::told;
+use super::{assert_no_repeats, assert_order, bare, through};
+use crate::support::{Bed, Operator, SOON, Settings};
+
+/// Everything that can become of a request but what should.
+fn faults() -> Vec<Fault> {
+    let mut faults = vec![
+        Fault::Cut,
+        Fault::LoseAnswer(Lost::Cut),
+        Fault::LoseAnswer(Lost::Hang),
+        Fault::LoseAnswer(Lost::Answer(StatusCode::CONFLICT.into())),
+        Fault::LoseAnswer(Lost::Answer(StatusCode::GATEWAY_TIMEOUT.into())),
+        Fault::Answer(Refusal { code: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(1) }),
+    ];
+    faults.extend([401, 403, 409, 500, 503, 504].map(|code| Fault::status(StatusCode::from_u16(code).unwrap())));
+    faults
+}
+
+fn status_writes(resource: &str) -> Match {
+    Match::verb(Verb::Patch).resource(resource).subresource("status")
+}
+
+struct Scene {
+    receiver: Receiver,
+    ledger: Ledger,
+    proxy: Proxy,
+    operator: Operator,
+    bed: Bed,
+}
+
+/// An operator behind a proxy that tells of the Deployment `web`, which has one replica.
+async fn scene(name: &str, flags: &[&str]) -> Scene {
+    let bed = bare(name).await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    let ledger = Ledger::open(&bed);
+    let (proxy, file) = through(&bed).await;
+    let settings = flags.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
+    let operator = Operator::start(&bed, settings).await;
+    bed.delivered("web", &[("Created", Some("1"))]).await;
+    Scene { receiver, ledger, proxy, operator, bed }
+}
+
+impl Scene {
+    /// All that ever stood in a status was told once, in order; nothing else was.
+    async fn assert_told_once(&self) {
+        until("all is told", SOON, async || Ok(self.ledger.untold(&told(&self.receiver)).is_empty().then_some(())))
+            .await
+            .unwrap();
+        let told = told(&self.receiver);
+        assert_order(&self.ledger, &told);
+        assert_no_repeats(&told);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_becomes_of_a_status_write_its_entries_are_told_once() {
+    let scene = scene("answers", &["--api-timeout=1s"]).await;
+    let mut replicas = 1;
+    let mut expected = vec![("Created", "1".to_owned())];
+    // The first write after a change says that it is Pending, the second that it is Delivered.
+    for times in [Times::Nth(1), Times::Nth(2), Times::First(4)] {
+        for fault in faults() {
+            replicas += 1;
+            let order = scene.proxy.inject(status_writes("trackedfields"), times, fault);
+            scene.bed.scale("web", replicas).await;
+            expected.push(("Updated", replicas.to_string()));
+            let history: Vec<_> = expected.iter().map(|(action, value)| (*action, Some(value.as_str()))).collect();
+            scene.bed.delivered("web", &history).await;
+            assert!(order.hits() > 0, "it was never done");
+            order.take_back();
+        }
+    }
+    scene.assert_told_once().await;
+}
+
+/// Each entry is of another object than the one before, so their versions do not tell what is recorded already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_answers_while_the_target_is_made_anew() {
+    let scene = scene("anew", &[]).await;
+    let bed = &scene.bed;
+    let mut expected = vec![("Created", Some("1"))];
+    for fault in [Fault::LoseAnswer(Lost::Cut), Fault::LoseAnswer(Lost::Answer(StatusCode::CONFLICT.into()))] {
+        // All at once, so that one write has to tell of a delete and of what came before and after it.
+        let frozen = scene.proxy.freeze(Match::watch("deployments"));
+        bed.scale("web", 2).await;
+        bed.delete::<Deployment>("web").await;
+        bed.deployment("web", 1).await;
+        bed.scale("web", 3).await;
+        frozen.wait_for_hits(4, SOON).await.unwrap();
+        let lost = scene.proxy.inject(status_writes("trackedfields"), Times::First(4), fault);
+        frozen.take_back();
+        expected.extend([("Updated", Some("2")), ("Deleted", None), ("Created", Some("1")), ("Updated", Some("3"))]);
+        bed.delivered("web", &expected).await;
+        lost.wait_for_hits(2, SOON).await.unwrap();
+        lost.take_back();
+    }
+    scene.assert_told_once().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
+    let scene = scene("tested", &["--api-timeout=1s"]).await;
+    for (number, fault) in faults().into_iter().enumerate() {
+        let name = format!("hook-{number}");
+        let order = scene.proxy.inject(status_writes("contactpoints").name(&name), Times::First(2), fault);
+        scene.bed.webhook(&name, &format!("{}/{name}", scene.receiver.url())).await;
+        scene.bed.ready(&name).await;
+        assert!(order.hits() > 0, "it was never done");
+        order.take_back();
+        // What is tracked there is told after the test message, of which there was one.
+        let field = scene.bed.track(&name, "Deployment", "web", "replicas", &name).await;
+        scene.bed.delivered(&field.metadata.name.unwrap(), &[("Created", Some("1"))]).await;
+        let path = format!("/{name}");
+        let requests = scene.receiver.requests().into_iter().filter(|request| request.path == path).count();
+        assert_eq!(requests, 2, "one test message and one entry");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
+    const WINDOW: Duration = Duration::from_secs(5);
+    let scene = scene("never", &["--retry-max=5m"]).await;
+    let mut replicas = 1;
+    let mut expected = vec!["1".to_owned()];
+    for code in [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE, StatusCode::FORBIDDEN] {
+        replicas += 1;
+        let refused = scene.proxy.inject(status_writes("trackedfields"), Times::Always, Fault::status(code));
+        scene.bed.scale("web", replicas).await;
+        expected.push(replicas.to_string());
+        tokio::time::sleep(WINDOW).await;
+        // The waits begin at 50 ms and double; each try after a conflict is up to four.
+        assert!((3..=40).contains(&refused.hits()), "{code}: {} tries", refused.hits());
+        assert_eq!(scene.operator.probe("livez").await.unwrap().0, 200);
+        refused.take_back();
+        let requested = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": code.as_str() } } });
+        scene.bed.patch::<TrackedField>("web", requested).await;
+        let history: Vec<_> = expected.iter().map(|value| Some(value.as_str())).collect();
+        scene
+            .bed
+            .until("web", "tells it", |field: &TrackedField| {
+                let entries = field.status.as_deref().unwrap_or_default();
+                entries.iter().map(|entry| entry.value.as_deref()).eq(history.iter().copied())
+            })
+            .await;
+    }
+    scene.assert_told_once().await;
+}

@@ -1,0 +1,127 @@
+//! The operator is killed at each of its writes: before it, when it is done, and when its answer has come.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::ResourceExt as _;
+use quartermaster::api::{ContactPoint, TrackedField};
+use serde_json::{Value, json};
+use testbed::proxy::{Fault, Match, Point, Then, Times};
+use testbed::receiver::Receiver;
+use tokio::sync::Notify;
+
+use super::told::{Told, told};
+use super::{bare, through};
+use crate::support::{Bed, Operator, Plane, Settings};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_at_any_write_changes_nothing_but_a_repetition() {
+    let bed = bare("each").await;
+    let (_, undisturbed) = run(&bed.plane, Point::Before, u64::MAX).await;
+    let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer].map(async |point| {
+        let mut write = 1;
+        loop {
+            let (killed, state) = run(&bed.plane, point, write).await;
+            assert_eq!(state, undisturbed, "killed at write {write}, {point:?}");
+            if !killed {
+                break write - 1;
+            }
+            write += 1;
+        }
+    });
+    let [before, applied, answered] = points;
+    let writes = tokio::join!(before, applied, answered);
+    // At least: the point is ready; of each of three changes, that it waits, and that it is delivered; why it then waits.
+    assert!(writes.0 >= 9 && writes.1 >= 9 && writes.2 >= 9, "{writes:?} writes");
+}
+
+/// A Deployment with one replica gets three and is deleted, while the operator is killed at that write. Says whether it
+/// came to that, and how all of it ends.
+async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
+    let bed = Bed::on(plane.clone(), "each").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    let (proxy, file) = through(&bed).await;
+    let (reached, dead) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let hook = {
+        let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
+        Fault::hook(point, move |_| {
+            let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
+            async move {
+                reached.notify_one();
+                dead.notified().await;
+                Then::Cut
+            }
+        })
+    };
+    let order = proxy.inject(Match::writes(), Times::Nth(write), hook);
+    let mut operator = Operator::launch(&bed, Settings::default().kubeconfig(file)).await;
+    let changes = async {
+        recorded(&bed, 1).await;
+        bed.scale("web", 3).await;
+        recorded(&bed, 2).await;
+        bed.delete::<Deployment>("web").await;
+        bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("3")), ("Deleted", None)]).await;
+        bed.ready("hook").await;
+        bed.waiting("web", "TargetNotFound").await;
+        bed.event("web", "TargetNotFound").await;
+    };
+    let kill = async {
+        reached.notified().await;
+        operator.kill();
+        dead.notify_one();
+        operator.restart();
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = changes => {}
+        () = kill => {}
+    }
+    assert_told(&receiver);
+    drop(operator);
+    (order.hits() > 0, end_state(&bed).await)
+}
+
+/// All three changes were told, and at most what was under way was told again.
+fn assert_told(receiver: &Receiver) {
+    let told = told(receiver);
+    let tests = receiver.requests().len() - told.len();
+    let mut ids: Vec<_> = told.iter().flat_map(|request| &request.entries).map(|entry| &entry.id).collect();
+    ids.sort();
+    let repeated: Vec<_> = ids.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| pair[0]).collect();
+    let within = |request: &Told| repeated.iter().all(|id| request.entries.iter().any(|entry| entry.id == **id));
+    assert!(!ids.windows(3).any(|three| three[0] == three[2]), "an entry was told three times: {told:?}");
+    assert_eq!(ids.len() - repeated.len(), 3, "an entry was never told: {told:?}");
+    let well = if repeated.is_empty() { tests <= 2 } else { tests == 1 && told.iter().any(within) };
+    assert!(well, "more than one request was repeated: {told:?} and {tests} test messages");
+}
+
+async fn recorded(bed: &Bed, entries: usize) {
+    let long = |field: &TrackedField| field.status.as_ref().is_some_and(|history| history.len() == entries);
+    bed.until("web", &format!("has {entries} entries"), long).await;
+}
+
+/// Without ids, times and versions.
+async fn end_state(bed: &Bed) -> Value {
+    let field = bed.api::<TrackedField>().get("web").await.unwrap();
+    let mut history = serde_json::to_value(field.status.as_ref().unwrap()).unwrap();
+    for entry in history.as_array_mut().unwrap() {
+        for name in ["id", "time", "uid", "resourceVersion", "subject"] {
+            entry.as_object_mut().unwrap().remove(name);
+        }
+    }
+    let point = bed.api::<ContactPoint>().get("hook").await.unwrap();
+    let status = point.status.as_ref().unwrap();
+    let condition = |condition: &k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition| {
+        json!([condition.type_, condition.status, condition.reason, condition.message])
+    };
+    json!({
+        "history": history,
+        "waiting": field.annotations()["quartermaster.dev/waiting"].replace(&bed.namespace, "NAMESPACE"),
+        "annotations": [field.annotations().len(), point.annotations().len()],
+        "ready": [status.initialized, status.ready],
+        "conditions": status.conditions.iter().map(condition).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,173 @@
+//! More changes than an outbox holds, and a value larger than a status may be.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use quartermaster::api::TrackedField;
+use quartermaster::api::tracked_field::Entry;
+use serde_json::json;
+use testbed::proxy::{Fault, Lost, Match, Times, Verb};
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use super::ledger::Ledger;
+use super::told::told;
+use super::{CAUGHT_UP, assert_no_repeats, bare, through};
+use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
+
+const CHANGES: u64 = 5000;
+const KIB: usize = 1024;
+/// The most that a status may take: what is Pending, and the rest.
+const MOST: usize = (512 + 256) * KIB;
+
+/// Tracks `.data.value` of a new `ConfigMap` of the same name.
+async fn track(bed: &Bed, name: &str, value: &str) {
+    bed.create::<ConfigMap>(name, json!({ "data": { "value": value } })).await;
+    let target = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "resource": "configmaps", "namespace": bed.namespace, "name": name,
+    });
+    let spec = json!({ "target": target, "contactPoint": "hook", "field": "{.data.value}" });
+    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+}
+
+async fn set(maps: &Api<ConfigMap>, name: &str, value: &str) {
+    let patch = Patch::Merge(json!({ "data": { "value": value } }));
+    maps.patch_metadata(name, &PatchParams::default(), &patch).await.unwrap();
+}
+
+/// The value after so many changes: nearly as long as one that is kept whole.
+fn long(change: u64) -> String {
+    format!("{change} {}", "x".repeat(1000))
+}
+
+fn change(value: Option<&str>) -> u64 {
+    value.unwrap().split(' ').next().unwrap().parse().unwrap()
+}
+
+async fn all_delivered(bed: &Bed, name: &str, last: &str) {
+    let delivered = until(format!("{name} ends with {last:.10}, all of it delivered"), CAUGHT_UP, async || {
+        let history = bed.history(name).await;
+        let value = history.last().and_then(|entry| entry.value.as_deref());
+        anyhow::ensure!(value == Some(last), "it ends with {value:?}");
+        anyhow::ensure!(!history.iter().any(Entry::is_pending), "something waits");
+        Ok(Some(()))
+    });
+    delivered.await.unwrap();
+}
+
+/// Each entry that was told stands for as many changes as there were since the one before it, all together for all:
+/// nothing lost, nothing counted twice, in order. Gives how many changes were folded into others.
+fn assert_counts(receiver: &Receiver, name: &str, changes: u64) -> u64 {
+    let told = told(receiver);
+    assert_no_repeats(&told);
+    let (mut counted, mut entries) = (0, 0);
+    for entry in told.iter().filter(|request| request.taken).flat_map(|request| &request.entries) {
+        if entry.field == name {
+            counted += entry.changes;
+            entries += 1;
+            // That it was made is the first change, to the value 0.
+            assert_eq!(change(entry.value.as_deref()) + 1, counted, "{entry:?} tells of the wrong number of changes");
+        }
+    }
+    assert_eq!(counted, changes + 1);
+    counted - entries
+}
+
+fn status_writes() -> Match {
+    Match::verb(Verb::Patch).resource("trackedfields").subresource("status")
+}
+
+async fn metric(operator: &Operator, name: &str) -> u64 {
+    let metrics = operator.metrics().await;
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();
+    line.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_thousand_changes_while_the_receiver_is_down() {
+    let bed = bare("flood").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    let huge = |change: u64| format!("{change}{}", "y".repeat(900_000));
+    track(&bed, "small", "0").await;
+    track(&bed, "huge", &huge(0)).await;
+    let ledger = Ledger::open(&bed);
+    let (proxy, file) = through(&bed).await;
+    // The apiserver needs longest for a long status: it is to spend its time on the changes.
+    proxy.inject(status_writes(), Times::Always, Fault::Delay(Duration::from_millis(500)));
+    let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    all_delivered(&bed, "small", "0").await;
+    let mark = bed.plane.audit().mark().await.unwrap();
+    receiver.refuse().await.unwrap();
+    let maps = bed.api();
+    for change in 1..=CHANGES {
+        set(&maps, "small", &change.to_string()).await;
+        if change % 500 == 0 {
+            set(&maps, "huge", &huge(change)).await;
+        }
+    }
+    let words = bed.event("small", "EntriesMerged").await;
+    assert!(words.contains("joined with their neighbours"), "{words}");
+    let memory = metric(&operator, "process_resident_memory_bytes").await;
+    receiver.accept().await.unwrap();
+
+    all_delivered(&bed, "small", &CHANGES.to_string()).await;
+    all_delivered(&bed, "huge", &huge(CHANGES)[..1024]).await;
+    let folded = assert_counts(&receiver, "small", CHANGES);
+    assert_eq!(metric(&operator, "quartermaster_entries_merged_total").await, folded);
+    let told: Vec<_> = told(&receiver).into_iter().flat_map(|request| request.entries).collect();
+    let cut: Vec<_> = told.iter().filter(|entry| entry.field == "huge").map(|it| (&*it.action, it.length)).collect();
+    assert_eq!((cut.len(), cut[0], cut[10]), (11, ("Created", Some(900_001)), ("Updated", Some(900_004))), "{cut:?}");
+
+    let largest = ledger.largest("small");
+    assert!(largest > 100 * KIB, "its bounds were never reached: {largest}");
+    assert!(largest <= MOST, "{largest} bytes of status");
+    assert!(ledger.largest("huge") < 32 * KIB);
+    let user = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let refused: Vec<_> = bed
+        .plane
+        .audit()
+        .requests(mark)
+        .await
+        .unwrap()
+        .into_iter()
+        .filter(|request| request.subject.user == user && request.subject.is_write() && request.code >= 300)
+        .collect();
+    assert!(refused.is_empty(), "{refused:?}");
+    // Ten times what the outbox may hold, in an unoptimised build: what it costs is measured by the benches.
+    assert!(memory < 100 * 1024 * 1024, "{memory} bytes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_changes_while_no_status_can_be_written() {
+    let bed = bare("unwritten").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    track(&bed, "small", &long(0)).await;
+    let ledger = Ledger::open(&bed);
+    let (proxy, file) = through(&bed).await;
+    let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    all_delivered(&bed, "small", &long(0)).await;
+
+    let maps = bed.api();
+    // Written once, but it never learns that; refused from then on.
+    let lost = proxy.inject(status_writes(), Times::First(1), Fault::LoseAnswer(Lost::Cut));
+    set(&maps, "small", &long(1)).await;
+    lost.wait_for_hits(1, SOON).await.unwrap();
+    let refused = proxy.inject(status_writes(), Times::Always, Fault::status(http::StatusCode::SERVICE_UNAVAILABLE));
+    for change in 2..=1000 {
+        set(&maps, "small", &long(change)).await;
+    }
+    refused.wait_for_hits(refused.hits() + 2, SOON + Duration::from_secs(1)).await.unwrap();
+    refused.take_back();
+
+    all_delivered(&bed, "small", &long(1000)).await;
+    let folded = assert_counts(&receiver, "small", 1000);
+    assert!(folded > 400, "the bounds were never reached");
+    assert_eq!(metric(&operator, "quartermaster_entries_merged_total").await, folded);
+    bed.event("small", "EntriesMerged").await;
+    let largest = ledger.largest("small");
+    assert!(largest > 400 * KIB && largest <= MOST, "{largest} bytes of status");
+}

@@ -1,0 +1,107 @@
+//! At rest nothing is written, however often everything is looked at.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt as _, stream};
+use http::StatusCode;
+use kube::api::ListParams;
+use quartermaster::api::{ContactPoint, TrackedField};
+use serde_json::json;
+use testbed::receiver::{Receiver, Reply, Request};
+use testbed::wait::until;
+
+use super::bare;
+use crate::support::{ACCOUNT, Operator, SYSTEM, Settings, TOKEN};
+
+const FIELDS: usize = 1000;
+const TARGETS: usize = 20;
+/// How long it may take until all is told: two writes for each, on a slow machine.
+const SETTLED: Duration = Duration::from_mins(3);
+/// How long nothing may be written.
+const WINDOW: Duration = Duration::from_mins(1);
+
+/// How many entries the receiver took with it.
+fn entries(request: &Request) -> usize {
+    if !request.answered.is_some_and(|status| status.is_success()) {
+        return 0;
+    }
+    let body = request.json().unwrap();
+    body["entries"].as_array().map_or(usize::from(body.get("id").is_some()), Vec::len)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_fields_at_rest_cost_no_write() {
+    let bed = bare("rest").await;
+    let receiver = Receiver::start().unwrap();
+    receiver.at_path("/stopped", Reply::status(StatusCode::FORBIDDEN));
+    bed.secret("token", TOKEN).await;
+    let point = |path: &str| {
+        json!({ "spec": {
+            "type": "Webhook",
+            "webhookSpec": { "url": format!("{}/{path}", receiver.url()), "headerName": "X-Token" },
+            "apiToken": { "secretName": "token", "key": "token" },
+        } })
+    };
+    for name in ["hook", "stopped"] {
+        bed.create::<ContactPoint>(name, point(name)).await;
+    }
+    for target in 0..TARGETS {
+        bed.deployment(&format!("target-{target}"), 1).await;
+    }
+    let (bed, receiver) = (&bed, &receiver);
+    stream::iter(0..FIELDS)
+        .for_each_concurrent(16, async |field| {
+            let target = format!("target-{}", field % TARGETS);
+            bed.track(&format!("field-{field}"), "Deployment", &target, "replicas", "hook").await;
+        })
+        .await;
+    // Those that wait are at rest too.
+    bed.track("no-target", "Deployment", "nothing", "replicas", "hook").await;
+    bed.track("no-point", "Deployment", "target-0", "replicas", "nothing").await;
+    bed.track("stopped", "Deployment", "target-0", "replicas", "stopped").await;
+    bed.track("no-field", "Service", "target-0", "replicas", "hook").await;
+
+    let mut settings = Settings::default();
+    for flag in ["--leader-elect", "--resync=15s", "--secret-reread=5s", "--stopped-retry=5s"] {
+        settings = settings.flag(flag);
+    }
+    let _operator = Operator::start(bed, settings).await;
+    // Told first: to look at all statuses again and again would cost more than to write them.
+    let all = |requests: &[Arc<Request>]| requests.iter().map(|request| entries(request)).sum::<usize>() >= FIELDS;
+    receiver.wait_for(SETTLED, all).await.unwrap();
+    let settled = until("every status says so", SETTLED, async || {
+        let fields = bed.api::<TrackedField>().list(&ListParams::default()).await?.items;
+        let histories = fields.iter().filter_map(|field| field.status.as_deref());
+        let told = histories.filter(|entries| matches!(entries, [entry] if !entry.is_pending())).count();
+        anyhow::ensure!(told == FIELDS, "{told} do");
+        Ok(Some(()))
+    });
+    settled.await.unwrap();
+    for (name, reason) in [
+        ("no-target", "TargetNotFound"),
+        ("no-point", "ContactPointNotFound"),
+        ("stopped", "ContactPointNotReady"),
+        ("no-field", "FieldNotFound"),
+    ] {
+        bed.waiting(name, reason).await;
+        bed.event(name, reason).await;
+    }
+
+    let mark = bed.plane.audit().mark().await.unwrap();
+    let (began, asked) = (Instant::now(), receiver.requests().len());
+    tokio::time::sleep(WINDOW).await;
+    let requests = bed.plane.audit().requests(mark).await.unwrap();
+    let ours = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let (writes, reads): (Vec<_>, Vec<_>) =
+        requests.iter().map(|request| &request.subject).filter(|it| it.user == ours).partition(|it| it.is_write());
+    let (lease, others): (Vec<_>, Vec<_>) = writes.into_iter().partition(|it| it.resource == "leases");
+    assert!(others.is_empty(), "{others:?}");
+    // What was counted was alive: it renewed its lease, looked at every target, read its Secret, asked who had refused.
+    assert!(lease.len() > 20, "{}", lease.len());
+    let of = |resource: &str| reads.iter().filter(|it| it.verb == "get" && it.resource == resource).count();
+    assert!(of("deployments") > FIELDS, "{}", of("deployments"));
+    assert!(of("secrets") > 5, "{}", of("secrets"));
+    let late = receiver.requests()[asked..].to_vec();
+    assert!(late.iter().all(|request| request.path == "/stopped" && request.at > began) && late.len() > 3, "{late:?}");
+}

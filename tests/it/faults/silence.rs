@@ -1,0 +1,170 @@
+//! An apiserver that does not answer, and watches that say nothing.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use super::ledger::Ledger;
+use super::told::told;
+use super::{assert_no_repeats, assert_order, bare, through};
+use crate::support::{Bed, Operator, SOON, Settings};
+
+struct Scene {
+    receiver: Receiver,
+    ledger: Ledger,
+    proxy: Proxy,
+    operator: Operator,
+    bed: Bed,
+}
+
+/// An operator behind a proxy that tells of the Deployments `web` and `other`, which have one replica each.
+async fn scene(name: &str, flags: &[&str]) -> Scene {
+    let bed = bare(name).await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    for name in ["web", "other"] {
+        bed.deployment(name, 1).await;
+        bed.track(name, "Deployment", name, "replicas", "hook").await;
+    }
+    let ledger = Ledger::open(&bed);
+    let (proxy, file) = through(&bed).await;
+    let settings = flags.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
+    let operator = Operator::start(&bed, settings).await;
+    for name in ["web", "other"] {
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+    }
+    Scene { receiver, ledger, proxy, operator, bed }
+}
+
+impl Scene {
+    async fn assert_alive(&self) {
+        let (code, text) = self.operator.probe("livez").await.unwrap();
+        assert_eq!(code, 200, "{text}");
+    }
+
+    fn assert_well_told(&self) {
+        let told = told(&self.receiver);
+        assert_order(&self.ledger, &told);
+        assert_no_repeats(&told);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pass_that_hangs_is_dropped_and_holds_up_no_other() {
+    let scene = scene("hangs", &["--reconcile-timeout=2s", "--api-timeout=1h"]).await;
+    let writes = Match::verb(Verb::Patch).resource("trackedfields").subresource("status").name("web");
+    let hanging = scene.proxy.inject(writes, Times::Always, Fault::Hang);
+    scene.bed.scale("web", 2).await;
+    hanging.wait_for_hits(1, SOON).await.unwrap();
+    scene.bed.scale("other", 2).await;
+    scene.bed.delivered("other", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    // Longer than a loop may be stuck: each pass is dropped before.
+    for hits in 2..=4 {
+        hanging.wait_for_hits(hits, SOON).await.unwrap();
+        scene.assert_alive().await;
+    }
+    hanging.take_back();
+    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    scene.assert_well_told();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_apiserver_that_answers_nothing_is_asked_again() {
+    let scene = scene("mute", &["--api-timeout=1s"]).await;
+    let hanging = scene.proxy.inject(Match::any(), Times::Always, Fault::Hang);
+    scene.bed.scale("web", 2).await;
+    hanging.wait_for_hits(3, SOON).await.unwrap();
+    // Now the watches, too, get no answer.
+    scene.proxy.end_watches(&Match::any(), Ending::MidEvent);
+    let watches = scene.proxy.count(&Match::watch("deployments"));
+    scene.bed.scale("other", 2).await;
+    let asked = until("the watch is asked for again and again", SOON, async || {
+        Ok((scene.proxy.count(&Match::watch("deployments")) > watches + 1).then_some(()))
+    });
+    asked.await.unwrap();
+    scene.assert_alive().await;
+    hanging.take_back();
+    for name in ["web", "other"] {
+        scene.bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    }
+    scene.assert_well_told();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_cannot_renew_its_lease_ends_and_another_goes_on() {
+    let flags = ["--leader-elect", "--lease-duration=3s", "--lease-renew-deadline=2s", "--lease-retry-period=200ms"];
+    let mut scene = scene("lease", &flags).await;
+    let blocked = scene.proxy.inject(Match::writes().resource("leases"), Times::Always, Fault::Hang);
+    let ended = scene.operator.child().wait(SOON).await.unwrap();
+    assert_eq!(ended.code(), Some(1), "{}", scene.operator.child().log_tail());
+    assert!(blocked.hits() > 0, "it ended for another reason");
+    scene.bed.scale("web", 2).await;
+    // This one reaches the apiserver itself.
+    let settings = flags.iter().fold(Settings::default(), |settings, flag| settings.flag(flag));
+    let _next = Operator::start(&scene.bed, settings).await;
+    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    scene.assert_well_told();
+}
+
+/// The watches that run now, not those that follow them.
+fn running(proxy: &Proxy) -> Match {
+    let seen: HashSet<(String, String)> = proxy
+        .requests()
+        .iter()
+        .filter(|seen| seen.request.verb == Verb::Watch)
+        .map(|seen| (seen.request.path.clone(), seen.request.query.clone()))
+        .collect();
+    Match::verb(Verb::Watch).and(move |request| seen.contains(&(request.path.clone(), request.query.clone())))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_that_fall_silent_are_given_up() {
+    let scene = scene("silent", &["--watch-timeout=2s"]).await;
+    // The apiserver ends each of them after two seconds, and nobody hears of it.
+    let frozen = scene.proxy.freeze(running(&scene.proxy));
+    scene.bed.scale("web", 2).await;
+    scene.bed.deployment("new", 1).await;
+    scene.bed.track("new", "Deployment", "new", "replicas", "hook").await;
+    scene.bed.webhook("new", &format!("{}/new", scene.receiver.url())).await;
+    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    scene.bed.delivered("new", &[("Created", Some("1"))]).await;
+    scene.bed.ready("new").await;
+    assert!(frozen.hits() > 0, "they were never silent");
+    scene.assert_well_told();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_watch_never_shows_is_found_in_time() {
+    let scene = scene("hidden", &["--resync=3s"]).await;
+    let watches = Match::watch("deployments");
+    let begun = scene.proxy.count(&watches);
+    let hidden = scene.proxy.hide(watches.clone(), |event| event.kind != "BOOKMARK");
+    scene.bed.scale("web", 2).await;
+    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    scene.bed.delete::<Deployment>("web").await;
+    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2")), ("Deleted", None)]).await;
+    assert_eq!((hidden.hits(), scene.proxy.count(&watches)), (2, begun), "no watch and no list told of it");
+    scene.assert_well_told();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_is_gone_before_it_is_read_is_read_again() {
+    let scene = scene("gone", &[]).await;
+    let watches = Match::verb(Verb::Watch);
+    let gone = scene.proxy.inject(watches.clone(), Times::First(9), Fault::Gone);
+    let hidden = scene.proxy.hide(watches.clone(), |event| event.kind != "BOOKMARK");
+    for replicas in [2, 3] {
+        scene.bed.scale("web", replicas).await;
+    }
+    hidden.wait_for_hits(2, SOON).await.unwrap();
+    hidden.take_back();
+    scene.proxy.end_watches(&watches, Ending::Gone);
+    gone.wait_for_hits(9, Duration::from_mins(1)).await.unwrap();
+    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("3"))]).await;
+    scene.bed.delivered("other", &[("Created", Some("1"))]).await;
+    scene.assert_well_told();
+}

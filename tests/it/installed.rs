@@ -1,0 +1,232 @@
+//! What is installed around the operator: CRDs that are absent, old, or go while it runs; rights that are few.
+
+use k8s_openapi::api::core::v1::Secret;
+use quartermaster::api::tracked_field::Delivery;
+use quartermaster::api::{ContactPoint, TrackedField};
+use quartermaster::manifests;
+use serde_json::json;
+use testbed::Options;
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use crate::support::{Bed, Operator, SOON, SYSTEM, Settings, changes, condition, told};
+
+const ORIGINAL: &str = include_str!("crds/original.yaml");
+
+/// The CRD of this plural among these manifests.
+fn crd(manifests: &str, plural: &str) -> String {
+    let name = format!("name: {plural}.tg.azamaton.ru");
+    manifests.split("---\n").find(|manifest| manifest.contains(&name)).unwrap().to_owned()
+}
+
+/// Waits until `/readyz` has this line.
+async fn readyz(operator: &Operator, line: &str) {
+    let found = until(format!("/readyz says {line:?}"), SOON, async || {
+        let (code, text) = operator.probe("readyz").await?;
+        anyhow::ensure!(text.lines().any(|found| found == line), "{code}: {text}");
+        anyhow::ensure!(code == 200 || text.contains("not ready"), "{code}: {text}");
+        Ok(Some(()))
+    });
+    found.await.unwrap();
+}
+
+#[tokio::test]
+async fn crds_that_come_and_go() {
+    let options = Options { controller_manager: true, ..Options::apiserver_only() };
+    let bed = Bed::own_with(options, "crds").await;
+    let ours = manifests::crds_yaml().unwrap();
+    let both = ["delete", "crd", "contactpoints.tg.azamaton.ru", "trackedfields.tg.azamaton.ru"];
+    bed.kubectl(&both).await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    readyz(&operator, "[+]contactpoint absent: CRD contactpoints.tg.azamaton.ru is not installed").await;
+    readyz(&operator, "[+]trackedfield absent: CRD trackedfields.tg.azamaton.ru is not installed").await;
+
+    // One kind comes, and works without the other.
+    let receiver = Receiver::start().unwrap();
+    bed.apply(&crd(&ours, "contactpoints")).await;
+    readyz(&operator, "[+]contactpoint synced").await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+
+    // The original program's CRD prunes our fields: its objects are left alone.
+    bed.apply(&crd(ORIGINAL, "trackedfields")).await;
+    let words = "CRD trackedfields.tg.azamaton.ru is not this program's: install its CRDs \
+                 (quartermaster crds | kubectl apply -f -)";
+    readyz(&operator, &format!("[+]trackedfield absent: {words}")).await;
+    bed.deployment("web", 3).await;
+    until("the original's kind is served", SOON, async || {
+        let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
+        let spec = json!({ "target": target, "contactPoint": "hook", "field": "replicas" });
+        let object = json!({ "metadata": { "name": "old" }, "spec": spec });
+        bed.api::<TrackedField>().create(&Default::default(), &serde_json::from_value(object.clone())?).await?;
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    let theirs = json!({ "status": [{ "time": "2025-02-11T20:44:21Z", "action": "Created", "value": "1" }] });
+    bed.api::<TrackedField>()
+        .patch_status("old", &Default::default(), &kube::api::Patch::Merge(&theirs))
+        .await
+        .unwrap();
+    let since = bed.plane.audit().mark().await.unwrap();
+    bed.webhook("marker", &receiver.url()).await;
+    bed.ready("marker").await;
+    let writes = bed.plane.audit().writes(since).await.unwrap();
+    assert!(!writes.keys().any(|subject| subject.resource.starts_with("trackedfields")), "{writes:?}");
+
+    // Another version's: likewise.
+    let other = crd(&ours, "trackedfields");
+    let digest = other.lines().find(|line| line.contains("quartermaster.dev/schema")).unwrap().to_owned();
+    bed.apply(&other.replace(&digest, "    quartermaster.dev/schema: \"0123\"")).await;
+    let ours_is = digest.split(": ").nth(1).unwrap().trim_matches(['"', '\'']);
+    let words = format!(
+        "CRD trackedfields.tg.azamaton.ru has schema 0123, not {ours_is}: install this version's CRDs (quartermaster \
+         crds | kubectl apply -f -)"
+    );
+    readyz(&operator, &format!("[+]trackedfield absent: {words}")).await;
+
+    // Ours: what the original program left is taken over, with one message for the net change.
+    bed.apply(&crd(&ours, "trackedfields")).await;
+    readyz(&operator, "[+]trackedfield synced").await;
+    let taken_over = |field: &TrackedField| {
+        let history = field.status.as_deref().unwrap_or_default();
+        told(history) == [("Created", Some("1")), ("Updated", Some("3"))]
+            && history[1].delivery == Some(Delivery::Delivered)
+    };
+    bed.until("old", "taken over", taken_over).await;
+    let values = |receiver: &Receiver| {
+        changes(receiver).iter().map(|change| change["value"].as_str().unwrap_or("gone").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(values(&receiver), ["3"]);
+
+    // It goes while the operator runs, and comes back.
+    bed.kubectl(&["delete", "crd", "trackedfields.tg.azamaton.ru"]).await;
+    readyz(&operator, "[+]trackedfield absent: CRD trackedfields.tg.azamaton.ru is not installed").await;
+    bed.scale("web", 4).await;
+    bed.webhook("another", &receiver.url()).await;
+    bed.ready("another").await;
+    bed.apply(&crd(&ours, "trackedfields")).await;
+    readyz(&operator, "[+]trackedfield synced").await;
+    bed.track("new", "Deployment", "web", "replicas", "hook").await;
+    bed.delivered("new", &[("Created", Some("4"))]).await;
+
+    // The other kind goes: what would be sent waits, and says so.
+    bed.kubectl(&["delete", "crd", "contactpoints.tg.azamaton.ru"]).await;
+    readyz(&operator, "[+]contactpoint absent: CRD contactpoints.tg.azamaton.ru is not installed").await;
+    bed.scale("web", 5).await;
+    bed.waiting("new", "ContactPointNotFound: \"hook\" not found").await;
+    assert_eq!(values(&receiver), ["3", "4"]);
+    bed.apply(&crd(&ours, "contactpoints")).await;
+    readyz(&operator, "[+]contactpoint synced").await;
+    until("it is served again", SOON, async || {
+        bed.api::<ContactPoint>().list(&Default::default()).await?;
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.delivered("new", &[("Created", Some("4")), ("Updated", Some("5"))]).await;
+    bed.waiting("new", "").await;
+    assert!(!operator.logs().contains("panicked"));
+    operator.child().check_running().unwrap();
+    few_rights(&bed, &receiver).await;
+}
+
+const LEAN: &str = "
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: lean}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: lean}
+rules:
+- {apiGroups: [tg.azamaton.ru], resources: [contactpoints, trackedfields], verbs: [get, list, watch, patch]}
+- {apiGroups: [tg.azamaton.ru], resources: [contactpoints/status, trackedfields/status], verbs: [patch, update]}
+- {apiGroups: [events.k8s.io], resources: [events], verbs: [create, patch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: lean}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: lean}
+subjects: [{kind: ServiceAccount, name: lean}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: lean-crds}
+rules:
+- {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], resourceNames: [contactpoints.tg.azamaton.ru, trackedfields.tg.azamaton.ru], verbs: [get, list, watch]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: lean-crds}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: lean-crds}
+subjects: [{kind: ServiceAccount, name: lean, namespace: NAMESPACE}]
+";
+
+const MORE: &str = "
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: NAME}
+rules:
+- {apiGroups: ['GROUP'], resources: [RESOURCE], verbs: [VERBS]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: NAME}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: NAME}
+subjects: [{kind: ServiceAccount, name: lean}]
+";
+
+/// One namespace, with Roles there and nothing of the cluster's but the two CRDs; each right that is missing is named,
+/// and taken up once it is granted.
+async fn few_rights(owner: &Bed, receiver: &Receiver) {
+    let bed = Bed::on(owner.plane.clone(), "lean").await;
+    bed.apply(&LEAN.replace("NAMESPACE", &bed.namespace)).await;
+    let kubeconfig = bed.plane.kubeconfig_for_service_account(&bed.namespace, "lean").await.unwrap();
+    let settings = Settings::default().kubeconfig(kubeconfig).flag("--secret-wait-max=200ms");
+    let operator = Operator::start(&bed, settings).await;
+    readyz(&operator, "[+]contactpoint synced").await;
+    readyz(&operator, "[+]trackedfield synced").await;
+    bed.deployment("web", 1).await;
+    bed.secret("url", &receiver.url()).await;
+    let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });
+    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": from })).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    let (_, said) = condition(&bed.not_ready("hook", "SecretForbidden").await);
+    assert!(said.contains(&bed.namespace) && said.contains("grant it get on secrets there"), "{said}");
+    let said = bed.waiting("it", "Forbidden: ").await;
+    assert!(said.contains("deployments") && said.contains("[get, list, watch]"), "{said}");
+
+    let grant = async |name: &str, group: &str, resource: &str, verbs: &str| {
+        let role = MORE.replace("NAME", name).replace("GROUP", group).replace("RESOURCE", resource);
+        bed.apply(&role.replace("VERBS", verbs)).await;
+    };
+    grant("secrets", "", "secrets", "get").await;
+    bed.ready("hook").await;
+    grant("targets", "apps", "deployments", "get, list, watch").await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    bed.waiting("it", "").await;
+    bed.scale("web", 2).await;
+    bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+
+    // What it may not read of the operator's namespace is as if it were not there.
+    let token = json!({ "secretName": "nowhere", "key": "token" });
+    let spec = json!({ "type": "Telegram", "apiToken": token, "telegramSpec": { "chatId": 1 } });
+    bed.point("chat", spec).await;
+    let (_, said) = condition(&bed.not_ready("chat", "SecretNotFound").await);
+    assert!(said.contains(SYSTEM), "{said}");
+
+    // A right that goes is said too.
+    bed.kubectl(&["delete", "rolebinding", "secrets"]).await;
+    bed.patch::<Secret>("url", json!({ "metadata": { "labels": { "a": "b" } } })).await;
+    bed.patch::<ContactPoint>(
+        "hook",
+        json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "1" } } }),
+    )
+    .await;
+    bed.not_ready("hook", "SecretForbidden").await;
+    grant("secrets", "", "secrets", "get").await;
+    bed.ready("hook").await;
+    assert!(!operator.logs().contains("panicked"));
+}

@@ -1,0 +1,258 @@
+//! Receivers that hang, break or refuse: nobody else is held up, nothing is lost, and what waited is told at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use http::{HeaderValue, StatusCode};
+use quartermaster::api::TrackedField;
+use quartermaster::api::tracked_field::Delivery;
+use serde_json::{Value, json};
+use testbed::receiver::{Receiver, Reply};
+use testbed::tls::Authority;
+use testbed::wait::until;
+
+use crate::support::{Bed, Operator, SOON, Settings, changes, taken};
+
+/// Entries that one request may carry.
+const MOST: usize = 100;
+
+async fn track_long(bed: &Bed, name: &str, target: &str, point: &str) {
+    let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": target });
+    let spec = json!({ "target": target, "contactPoint": point, "field": "replicas", "historyLimit": 200 });
+    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+}
+
+/// The ids that a receiver was told of, by `TrackedField`, in order.
+fn ids_by_field(receiver: &Receiver) -> BTreeMap<String, Vec<String>> {
+    let mut ids = BTreeMap::<String, Vec<String>>::new();
+    for change in changes(receiver) {
+        let field = change["trackedField"].as_str().unwrap().to_owned();
+        ids.entry(field).or_default().push(change["id"].as_str().unwrap().to_owned());
+    }
+    ids
+}
+
+#[tokio::test]
+async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
+    const FIELDS: usize = 5;
+    const CHANGES: usize = 60;
+    let bed = Bed::shared("hangs").await;
+    let (slow, quick) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    let operator = Operator::start(&bed, Settings::default().flag("--send-timeout=2s")).await;
+    bed.webhook("slow", &slow.url()).await;
+    bed.webhook("quick", &quick.url()).await;
+    bed.ready("slow").await;
+    bed.ready("quick").await;
+    slow.always(Reply::hang());
+    slow.forget();
+    for field in 0..FIELDS {
+        bed.deployment(&format!("web-{field}"), 0).await;
+        track_long(&bed, &format!("slow-{field}"), &format!("web-{field}"), "slow").await;
+        track_long(&bed, &format!("quick-{field}"), &format!("web-{field}"), "quick").await;
+    }
+    let changed = (0..FIELDS).map(|field| {
+        let bed = &bed;
+        async move {
+            for replicas in 1..CHANGES {
+                bed.scale(&format!("web-{field}"), i32::try_from(replicas).unwrap()).await;
+            }
+        }
+    });
+    join_all(changed).await;
+
+    // All of the other's arrive while this one still hangs.
+    let all = |receiver: &Receiver| ids_by_field(receiver).values().map(Vec::len).sum::<usize>();
+    quick.wait_for(2 * SOON, |_| all(&quick) >= FIELDS * CHANGES).await.unwrap();
+    assert!(changes(&slow).is_empty());
+    let hung = slow.requests();
+    assert!(hung.iter().all(|request| request.answered.is_none()));
+    // One request at a time, each as long as its timeout: not one for every change.
+    assert!(hung.windows(2).all(|pair| pair[1].at - pair[0].at >= Duration::from_secs(2)), "two at a time");
+    let waiting = bed.waiting("slow-0", "DeliveryFailing: \"slow\": no answer within 2 s").await;
+    assert_eq!(format!("DeliveryFailing: {}", bed.event("slow-0", "DeliveryFailing").await), waiting);
+    bed.ready("slow").await;
+    let pending = operator.metrics().await.lines().find_map(|line| {
+        line.strip_prefix("quartermaster_notifications_pending ").map(|value| value.parse::<f64>().unwrap())
+    });
+    assert_eq!(pending, Some((FIELDS * CHANGES) as f64));
+
+    slow.behave();
+    slow.wait_for(SOON, |_| all(&slow) >= FIELDS * CHANGES).await.unwrap();
+    for field in 0..FIELDS {
+        for (point, receiver) in [("slow", &slow), ("quick", &quick)] {
+            let name = format!("{point}-{field}");
+            let delivered = |field: &TrackedField| {
+                let history = field.status.as_deref().unwrap_or_default();
+                history.len() == CHANGES && history.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
+            };
+            let history = bed.until(&name, "all delivered", delivered).await.status.unwrap();
+            let ids: Vec<_> = history.into_iter().map(|entry| entry.id.unwrap()).collect();
+            assert_eq!(ids_by_field(receiver)[&name], ids, "each once, in order");
+        }
+        bed.waiting(&format!("slow-{field}"), "").await;
+    }
+    let sizes: Vec<usize> =
+        taken(&slow).iter().map(|request| request.json().unwrap()["entries"].as_array().map_or(1, Vec::len)).collect();
+    assert!(sizes.iter().all(|size| *size <= MOST), "{sizes:?}");
+    assert!(sizes.len() <= 6, "digests, not a request for each: {sizes:?}");
+    for request in taken(&slow) {
+        let data = request.json().unwrap();
+        let Some(entries) = data["entries"].as_array() else { continue };
+        assert_eq!(request.header("ce-type"), Some("dev.quartermaster.trackedfield.digest"));
+        let ids: Vec<&Value> = entries.iter().map(|entry| &entry["id"]).collect();
+        assert_eq!(data["ids"].as_array().unwrap().iter().collect::<Vec<_>>(), ids);
+    }
+}
+
+/// What goes wrong on the way: each is tried again, said in words, and mended without a hand.
+#[tokio::test]
+async fn broken_connections_are_told_and_tried_again() {
+    let bed = Bed::shared("broken").await;
+    let _operator = Operator::start(&bed, Settings::default().flag("--send-timeout=1s")).await;
+    bed.deployment("web", 1).await;
+    let cases = [
+        ("hangs", Some(Reply::hang()), "no answer within 1 s"),
+        ("slow", Some(Reply::ok().after(Duration::from_secs(20))), "no answer within 1 s"),
+        ("resets", Some(Reply::reset()), "the connection failed"),
+        ("junk", Some(Reply::status(StatusCode::BAD_GATEWAY).body(vec![b'j'; 10 * 1024 * 1024])), "(502 jjj"),
+        ("binary", Some(Reply::status(StatusCode::BAD_GATEWAY).body(vec![0xff; 64])), "(502 "),
+        ("refuses", None, "cannot connect: "),
+    ];
+    let scenes = cases.map(|(name, reply, words)| (name, reply, words, Receiver::start().unwrap()));
+    join_all(scenes.iter().map(|(name, reply, words, receiver)| {
+        let bed = &bed;
+        async move {
+            bed.webhook(name, &receiver.url()).await;
+            bed.ready(name).await;
+            match reply {
+                Some(reply) => receiver.always(reply.clone()),
+                None => receiver.refuse().await.unwrap(),
+            }
+            bed.track(name, "Deployment", "web", "replicas", name).await;
+            let waiting = bed.waiting(name, "DeliveryFailing: ").await;
+            assert!(waiting.contains(words), "{name}: {waiting}");
+            assert!(waiting.len() < 600, "{name}: {} bytes", waiting.len());
+            bed.event(name, "DeliveryFailing").await;
+            assert!(bed.ready(name).await.status.unwrap().ready);
+            receiver.behave();
+            if reply.is_none() {
+                receiver.accept().await.unwrap();
+            }
+            bed.delivered(name, &[("Created", Some("1"))]).await;
+            bed.waiting(name, "").await;
+            // One that answers too late has taken it each time; the id tells.
+            let ids: BTreeSet<_> = changes(receiver).iter().map(|change| change["id"].to_string()).collect();
+            assert_eq!(ids.len(), 1, "{name}");
+        }
+    }))
+    .await;
+
+    // An answer that is good counts, whatever comes with it.
+    for (name, reply) in [
+        ("good-junk", Reply::junk(10 * 1024 * 1024)),
+        ("good-half", Reply::junk(1024 * 1024).cut_midway()),
+        ("good-202", Reply::status(StatusCode::ACCEPTED)),
+        ("good-299", Reply::status(StatusCode::from_u16(299).unwrap())),
+    ] {
+        let receiver = Receiver::start().unwrap();
+        receiver.always(reply);
+        bed.webhook(name, &receiver.url()).await;
+        bed.track(name, "Deployment", "web", "replicas", name).await;
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+        assert_eq!(receiver.requests().len(), 2, "{name}: the test message and the entry, once");
+    }
+}
+
+/// Not tested yet: the condition says what is wrong, and it is mended without a hand.
+#[tokio::test]
+async fn a_test_message_that_does_not_arrive_is_unreachable() {
+    let bed = Bed::shared("untested").await;
+    let _operator = Operator::start(&bed, Settings::default().flag("--send-timeout=1s")).await;
+    let identity = Authority::new("nobody's").unwrap().server(&["127.0.0.1"]).unwrap();
+    let tls = Receiver::start_tls(&identity, None).unwrap();
+    let plain = Receiver::start().unwrap();
+    let hangs = Receiver::start().unwrap();
+    hangs.always(Reply::hang());
+    let cases = [
+        ("unknown-authority", tls.url(), "cannot connect: "),
+        ("tls-to-plain", plain.url().replace("http:", "https:"), "cannot connect: "),
+        ("plain-to-tls", tls.url().replace("https:", "http:"), "the connection failed"),
+        ("hangs", hangs.url(), "no answer within 1 s"),
+        ("no-such-name", "http://receiver.invalid/".to_owned(), "cannot connect: "),
+    ];
+    for (name, url, _) in &cases {
+        bed.webhook(name, url).await;
+    }
+    for (name, _, words) in &cases {
+        let point = bed.not_ready(name, "Unreachable").await;
+        let (_, said) = crate::support::condition(&point);
+        assert!(said.contains(words) && said.ends_with("; it is tried again"), "{name}: {said}");
+        let status = point.status.unwrap();
+        assert!(status.initialized && status.tested.is_none(), "{name}: an attempt, but no test");
+    }
+    hangs.behave();
+    bed.ready("hangs").await;
+}
+
+/// A webhook's Retry-After is kept, by this contact point alone.
+#[tokio::test]
+async fn a_webhooks_retry_after_is_kept() {
+    let bed = Bed::shared("after").await;
+    let (busy, other) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("busy", &busy.url()).await;
+    bed.webhook("other", &other.url()).await;
+    bed.ready("busy").await;
+    bed.ready("other").await;
+    let in_three = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(4);
+    let date = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&in_three).unwrap();
+    let later = |value: &str| {
+        let value = HeaderValue::from_str(value).unwrap();
+        Reply::status(StatusCode::SERVICE_UNAVAILABLE).header(http::header::RETRY_AFTER, value)
+    };
+    busy.next(1, later("2"));
+    busy.next(1, later(&date));
+    bed.deployment("web", 1).await;
+    bed.track("busy", "Deployment", "web", "replicas", "busy").await;
+    bed.track("other", "Deployment", "web", "replicas", "other").await;
+    bed.delivered("other", &[("Created", Some("1"))]).await;
+    bed.delivered("busy", &[("Created", Some("1"))]).await;
+    let at: Vec<Instant> = busy.requests().iter().skip(1).map(|request| request.at).collect();
+    assert_eq!(at.len(), 3, "no attempt in between");
+    assert!(at[1] - at[0] >= Duration::from_secs(2), "{:?}", at[1] - at[0]);
+    let arrived = busy.requests()[3].time;
+    // The date is to the second.
+    assert!(jiff::Timestamp::try_from(arrived).unwrap().as_second() >= in_three.as_second(), "{arrived:?}, {date}");
+}
+
+/// Deleting a `TrackedField` drops what it had not delivered.
+#[tokio::test]
+async fn what_a_deleted_one_had_not_delivered_is_dropped() {
+    let bed = Bed::shared("dropped").await;
+    let receiver = Receiver::start().unwrap();
+    let operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    receiver.refuse().await.unwrap();
+    bed.deployment("web", 1).await;
+    for name in ["goes", "stays"] {
+        bed.track(name, "Deployment", "web", "replicas", "hook").await;
+        bed.waiting(name, "DeliveryFailing: ").await;
+    }
+    bed.delete::<TrackedField>("goes").await;
+    let pending = async |wanted: &str| {
+        until(format!("pending {wanted}"), SOON, async || {
+            let line = format!("quartermaster_notifications_pending {wanted}");
+            Ok(operator.metrics().await.lines().any(|found| found == line).then_some(()))
+        })
+        .await
+        .unwrap();
+    };
+    pending("1").await;
+    bed.scale("web", 2).await;
+    receiver.accept().await.unwrap();
+    bed.delivered("stays", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    assert!(changes(&receiver).iter().all(|change| change["trackedField"] == "stays"));
+    pending("0").await;
+}

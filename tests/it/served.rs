@@ -1,0 +1,152 @@
+//! What the process itself serves and says: probes, metrics, logs; and the kinds that it is told to leave alone.
+
+use std::collections::BTreeSet;
+
+use kube::ResourceExt;
+use quartermaster::api::{ContactPoint, TrackedField};
+use serde_json::Value;
+use testbed::receiver::Receiver;
+
+use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
+
+/// The value of the series that begins so.
+fn series(metrics: &str, start: &str) -> Option<f64> {
+    metrics.lines().find_map(|line| line.strip_prefix(start)?.trim().parse().ok())
+}
+
+#[tokio::test]
+async fn probes_metrics_and_logs() {
+    let bed = Bed::shared("served").await;
+    let receiver = Receiver::start().unwrap();
+    let operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.track("none", "Deployment", "nothing", "replicas", "hook").await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    bed.waiting("none", "TargetNotFound").await;
+
+    for path in ["livez", "healthz"] {
+        let (code, text) = operator.probe(path).await.unwrap();
+        assert_eq!(code, 200, "{text}");
+        for name in ["contactpoint", "trackedfield"] {
+            assert!(text.lines().any(|line| line.starts_with(&format!("[+]{name} "))), "{text}");
+        }
+        assert!(text.ends_with("\nlive\n"), "{text}");
+    }
+    let ready = "[+]contactpoint synced\n[+]trackedfield synced\nready\n";
+    assert_eq!(operator.probe("readyz").await.unwrap(), (200, ready.to_owned()));
+    assert_eq!(operator.probe("nothing").await.unwrap().0, 404);
+
+    let metrics = operator.metrics().await;
+    let names: BTreeSet<&str> =
+        metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    for name in [
+        "controller_runtime_reconcile",
+        "controller_runtime_reconcile_errors",
+        "controller_runtime_reconcile_time_seconds",
+        "controller_runtime_active_workers",
+        "controller_runtime_max_concurrent_reconciles",
+        "rest_client_requests",
+        "quartermaster_notifications",
+        "quartermaster_notification_latency_seconds",
+        "quartermaster_notifications_pending",
+        "process_resident_memory_bytes",
+    ] {
+        assert!(names.iter().any(|found| found.trim_end_matches("_total") == name), "{name} is not among {names:?}");
+    }
+    for (start, least) in [
+        ("controller_runtime_reconcile_total{controller=\"contactpoint\",result=\"requeue_after\"}", 1.0),
+        ("controller_runtime_reconcile_total{controller=\"trackedfield\",result=\"requeue_after\"}", 2.0),
+        ("quartermaster_notifications_total{type=\"webhook\",outcome=\"delivered\"}", 2.0),
+        ("quartermaster_notification_latency_seconds_count", 1.0),
+    ] {
+        assert!(series(&metrics, start).is_some_and(|value| value >= least), "{start}\n{metrics}");
+    }
+    assert_eq!(series(&metrics, "quartermaster_notifications_pending"), Some(0.0));
+    assert!(!metrics.contains("leader_election_master_status"), "there is no election");
+    assert!(!metrics.contains(&bed.namespace), "no label names an object");
+
+    let mut passes = 0;
+    for line in operator.logs().lines() {
+        let line: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        for key in ["ts", "level", "logger", "msg"] {
+            assert!(line[key].is_string() || line[key].is_number(), "no {key}: {line}");
+        }
+        if line["controller"].is_string() {
+            passes += 1;
+            for key in ["controllerGroup", "controllerKind", "namespace", "name", "reconcileID"] {
+                assert!(line[key].is_string(), "no {key}: {line}");
+            }
+        }
+    }
+    assert!(passes > 3);
+}
+
+#[tokio::test]
+async fn a_kind_that_is_switched_off_is_left_alone() {
+    let bed = Bed::shared("subset").await;
+    let receiver = Receiver::start().unwrap();
+    let operator = Operator::start(&bed, Settings::default().flag("--controllers=*,-trackedfield")).await;
+    let text = "[+]contactpoint synced\n[+]trackedfield absent: switched off by --controllers\nready\n";
+    assert_eq!(operator.probe("readyz").await.unwrap(), (200, text.to_owned()));
+    let since = bed.plane.audit().mark().await.unwrap();
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    let me = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let requests = bed.plane.audit().requests(since).await.unwrap();
+    let touched = |resource: &str| {
+        requests.iter().any(|request| {
+            request.subject.user == me
+                && request.subject.namespace == bed.namespace
+                && request.subject.resource.starts_with(resource)
+        })
+    };
+    assert!(touched("contactpoints") && !touched("trackedfields") && !touched("deployments"));
+    let field = bed.api::<TrackedField>().get("it").await.unwrap();
+    assert!(field.status.is_none() && field.annotations().is_empty());
+
+    // The other way round: what is recorded waits for somebody who sends.
+    drop(operator);
+    let fields = Operator::start(&bed, Settings::default().flag("--controllers=trackedfield")).await;
+    let text = "[+]contactpoint absent: switched off by --controllers\n[+]trackedfield synced\nready\n";
+    assert_eq!(fields.probe("readyz").await.unwrap(), (200, text.to_owned()));
+    bed.until("it", "is recorded", |field: &TrackedField| field.status.as_ref().is_some_and(|all| all.len() == 1))
+        .await;
+    drop(fields);
+    let _both = Operator::start(&bed, Settings::default()).await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    bed.waiting("it", "").await;
+}
+
+/// Namespaces that are not watched belong to somebody else.
+#[tokio::test]
+async fn other_namespaces_are_left_alone() {
+    let bed = Bed::shared("mine").await;
+    let other = Bed::on(bed.plane.clone(), "theirs").await;
+    let third = Bed::on(bed.plane.clone(), "also").await;
+    let receiver = Receiver::start().unwrap();
+    for bed in [&bed, &other, &third] {
+        bed.webhook("hook", &receiver.url()).await;
+        bed.deployment("web", 1).await;
+        bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    }
+    // Two installs, each with its own; the flag given twice and with a comma.
+    let since = bed.plane.audit().mark().await.unwrap();
+    let both = Settings::default().flag(&format!("--watch-namespace={},{}", bed.namespace, third.namespace));
+    let _mine = Operator::start(&bed, both).await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    third.delivered("it", &[("Created", Some("1"))]).await;
+    let me = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let requests = bed.plane.audit().requests(since).await.unwrap();
+    let of =
+        |namespace: &str| requests.iter().filter(|r| r.subject.user == me && r.subject.namespace == namespace).count();
+    assert!(of(&bed.namespace) > 0 && of(&other.namespace) == 0);
+    assert!(other.api::<ContactPoint>().get("hook").await.unwrap().status.is_none());
+    let _theirs = Operator::start(&other, Settings::default()).await;
+    other.delivered("it", &[("Created", Some("1"))]).await;
+    let delivered = receiver.requests().iter().filter(|request| request.json().unwrap()["action"] == "Created").count();
+    assert_eq!(delivered, 3, "each told once");
+}

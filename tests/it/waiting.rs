@@ -1,0 +1,386 @@
+//! Why a `TrackedField` waits: each reason in the annotation and in an Event, and gone once it is mended.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::Api;
+use kube::api::PostParams;
+use quartermaster::api::tracked_field::Delivery;
+use quartermaster::api::{ContactPoint, TrackedField};
+use serde_json::{Value, json};
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings, changes, texts, told};
+
+fn requested_at(value: &str) -> Value {
+    json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": value } } })
+}
+
+/// A `TrackedField` of the replicas of `web`, but for what `change` says.
+async fn track(bed: &Bed, name: &str, change: Value) {
+    let mut spec = json!({
+        "target": { "kind": "Deployment", "namespace": bed.namespace, "name": "web" },
+        "contactPoint": "hook",
+        "field": "replicas",
+    });
+    for (key, value) in change.as_object().unwrap() {
+        spec[key] = value.clone();
+    }
+    bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
+}
+
+#[tokio::test]
+async fn every_reason_is_said_and_goes() {
+    let bed = Bed::shared("waits").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    bed.deployment("web", 1).await;
+    bed.service("front", json!([{ "port": 80 }])).await;
+    let since = bed.plane.audit().mark().await.unwrap();
+    let other: Namespace =
+        serde_json::from_value(json!({ "metadata": { "name": format!("{}-other", bed.namespace) } })).unwrap();
+    Api::all(bed.client.clone()).create(&PostParams::default(), &other).await.unwrap();
+
+    let target =
+        |kind: &str, namespace: &str, name: &str| json!({ "kind": kind, "namespace": namespace, "name": name });
+    let here = bed.namespace.as_str();
+    let elsewhere = format!("{here}-other");
+    // Name, what it says other than the usual, the reason, the words, and how its spec is mended.
+    let cases = [
+        (
+            "target",
+            json!({ "target": target("StatefulSet", here, "db") }),
+            "TargetNotFound",
+            format!("StatefulSet {here}/db does not exist"),
+            json!({}),
+        ),
+        (
+            "word",
+            json!({ "target": target("Service", here, "front") }),
+            "FieldNotFound",
+            "write targetPort, targetPort:PORT or a JSONPath".into(),
+            json!({ "field": "targetPort" }),
+        ),
+        (
+            "path",
+            json!({ "field": "{.spec.replicas" .to_owned() + "[}" }),
+            "InvalidPath",
+            "".into(),
+            json!({ "field": "{.spec.replicas}" }),
+        ),
+        (
+            "template",
+            json!({ "template": "{{ nonsense }}" }),
+            "TemplateInvalid",
+            "nonsense".into(),
+            json!({ "template": "{{ value }}!" }),
+        ),
+        (
+            "loops",
+            json!({ "template": "{% for a in range(1000000000) %}x{% endfor %}" }),
+            "TemplateInvalid",
+            "spec.template: ".into(),
+            json!({ "template": null }),
+        ),
+        (
+            "scope",
+            json!({ "target": target("Deployment", &elsewhere, "web") }),
+            "OutOfScope",
+            format!("does not watch namespace {elsewhere:?}"),
+            json!({ "target": target("Deployment", here, "web") }),
+        ),
+        (
+            "point",
+            json!({ "contactPoint": "hooks" }),
+            "ContactPointNotFound",
+            "\"hooks\" not found; there is \"hook\"".into(),
+            json!({ "contactPoint": "hook" }),
+        ),
+        (
+            "nowhere",
+            json!({ "contactPoint": "zzz" }),
+            "ContactPointNotFound",
+            "\"zzz\" not found".into(),
+            json!({ "contactPoint": "hook" }),
+        ),
+    ];
+    for (name, change, ..) in &cases {
+        track(&bed, name, change.clone()).await;
+    }
+    for (name, _, reason, words, _) in &cases {
+        let said = bed.waiting(name, &format!("{reason}: ")).await;
+        assert!(said.contains(words.as_str()), "{name}: {said}");
+        assert_eq!(format!("{reason}: {}", bed.event(name, reason).await), said);
+        let column = bed.kubectl(&["get", "trackedfield", name]).await;
+        assert!(column.contains("WAITING") && column.contains(&format!("{reason}: ")), "{column}");
+    }
+    // Recorded and not sent without a contact point; neither without a target, a field or a right to look.
+    for (name, wanted) in [("nowhere", &[("Created", Some("1"))][..]), ("target", &[]), ("word", &[]), ("scope", &[])] {
+        assert_eq!(told(&bed.history(name).await), wanted, "{name}");
+    }
+    bed.until("point", "pending", |field: &TrackedField| {
+        field.status.iter().flatten().map(|entry| entry.delivery).collect::<Vec<_>>() == [Some(Delivery::Pending)]
+    })
+    .await;
+    // A template that will not do costs no message.
+    bed.delivered("template", &[("Created", Some("1"))]).await;
+    assert!(texts(&receiver).iter().any(|text| text.starts_with("Resource kind: Deployment")));
+
+    let labels = json!({ "app": "db" });
+    let template =
+        json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "db", "image": "db" }] } });
+    let spec =
+        json!({ "replicas": 1, "serviceName": "db", "selector": { "matchLabels": labels }, "template": template });
+    bed.create::<k8s_openapi::api::apps::v1::StatefulSet>("db", json!({ "spec": spec })).await;
+    for (name, _, _, _, mend) in &cases {
+        if mend.as_object().is_some_and(|mend| !mend.is_empty()) {
+            bed.patch::<TrackedField>(name, json!({ "spec": mend })).await;
+        }
+    }
+    for (name, ..) in &cases {
+        bed.waiting(name, "").await;
+        let delivered = |field: &TrackedField| {
+            let all: Vec<_> = field.status.iter().flatten().collect();
+            !all.is_empty() && all.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
+        };
+        bed.until(name, "all delivered", delivered).await;
+    }
+    bed.scale("web", 2).await;
+    bed.until("template", "its template is used", |_: &TrackedField| texts(&receiver).iter().any(|text| text == "2!"))
+        .await;
+
+    // Said once when it came, once when it went.
+    let me = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let mut writes = BTreeMap::<String, usize>::new();
+    for (subject, count) in bed.plane.audit().writes(since).await.unwrap() {
+        if subject.user == me && subject.namespace == here && subject.resource == "trackedfields" {
+            writes.insert(subject.name, count);
+        }
+    }
+    let expected: BTreeMap<_, _> = cases.iter().map(|(name, ..)| ((*name).to_owned(), 2)).collect();
+    assert_eq!(writes, expected);
+}
+
+#[tokio::test]
+async fn contact_points_that_come_and_go() {
+    let bed = Bed::shared("comes").await;
+    let receiver = Receiver::start().unwrap();
+    let other = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.deployment("web", 1).await;
+    track(&bed, "it", json!({})).await;
+    bed.waiting("it", "ContactPointNotFound: \"hook\" not found").await;
+    bed.scale("web", 2).await;
+    let pending = async |count: usize| {
+        bed.until("it", "all recorded, none sent", |field: &TrackedField| {
+            let pending = field.status.iter().flatten().filter(|entry| entry.is_pending()).count();
+            pending == count
+        })
+        .await
+    };
+    pending(2).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    bed.delivered("it", &wanted).await;
+    bed.waiting("it", "").await;
+
+    // Gone: what comes is kept for the next one of that name.
+    bed.delete::<ContactPoint>("hook").await;
+    bed.waiting("it", "ContactPointNotFound: \"hook\" not found").await;
+    bed.scale("web", 3).await;
+    pending(1).await;
+    bed.webhook("hook", &other.url()).await;
+    wanted.push(("Updated", Some("3")));
+    bed.delivered("it", &wanted).await;
+    bed.waiting("it", "").await;
+    assert_eq!(changes(&other).iter().map(|change| change["value"].clone()).collect::<Vec<_>>(), ["3"]);
+
+    // What waits goes to the contact point that the spec names now.
+    bed.webhook("spare", &receiver.url()).await;
+    bed.ready("spare").await;
+    other.refuse().await.unwrap();
+    bed.scale("web", 4).await;
+    bed.waiting("it", "DeliveryFailing: \"hook\": cannot connect").await;
+    bed.patch::<TrackedField>("it", json!({ "spec": { "contactPoint": "spare" } })).await;
+    wanted.push(("Updated", Some("4")));
+    bed.delivered("it", &wanted).await;
+    bed.waiting("it", "").await;
+    assert_eq!(changes(&receiver).last().unwrap()["value"], "4");
+}
+
+#[tokio::test]
+async fn suspended_records_and_sends_later() {
+    let bed = Bed::shared("suspended").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    track(&bed, "it", json!({})).await;
+    track(&bed, "marker", json!({})).await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    bed.delivered("marker", &[("Created", Some("1"))]).await;
+
+    // One field.
+    bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": true } })).await;
+    bed.scale("web", 2).await;
+    bed.scale("web", 3).await;
+    bed.delivered("marker", &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))]).await;
+    let held = |field: &TrackedField| field.status.iter().flatten().filter(|e| e.held_since.is_some()).count() == 2;
+    bed.until("it", "recorded and held", held).await;
+    let of = |name: &str| {
+        let all = changes(&receiver).into_iter().filter(|change| change["trackedField"] == name);
+        all.map(|change| change["value"].as_str().unwrap_or("gone").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(of("it"), ["1"]);
+    bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": false } })).await;
+    let history = bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))]).await;
+    assert_eq!(of("it"), ["1", "2", "3"]);
+    assert!(history.iter().all(|entry| entry.held_since.is_none() && entry.held_seconds.is_none()));
+
+    // The contact point.
+    let other = Receiver::start().unwrap();
+    bed.webhook("other", &other.url()).await;
+    bed.patch::<TrackedField>("marker", json!({ "spec": { "contactPoint": "other" } })).await;
+    bed.ready("other").await;
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": true } })).await;
+    bed.waiting("it", "ContactPointNotReady: \"hook\": it is suspended").await;
+    bed.event("it", "ContactPointNotReady").await;
+    bed.scale("web", 4).await;
+    other.wait_for(SOON, |_| changes(&other).len() == 1).await.unwrap();
+    bed.until("it", "held", |field: &TrackedField| {
+        field.status.iter().flatten().filter(|entry| entry.held_since.is_some()).count() == 1
+    })
+    .await;
+    assert_eq!(of("it"), ["1", "2", "3"]);
+    // Its end sends no test message.
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": null } })).await;
+    until("the rest", SOON, async || Ok((of("it") == ["1", "2", "3", "4"]).then_some(()))).await.unwrap();
+    bed.waiting("it", "").await;
+    let tests =
+        receiver.requests().iter().filter(|request| request.header("ce-type") == Some(crate::support::READY)).count();
+    assert_eq!(tests, 1);
+
+    // Suspended from the start, and deleted: as ever.
+    bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": true } })).await;
+    bed.delete::<TrackedField>("it").await;
+    bed.point("never", json!({ "type": "Webhook", "suspend": true, "webhookSpec": { "url": other.url() } })).await;
+    bed.patch::<TrackedField>("marker", json!({ "spec": { "contactPoint": "never" } })).await;
+    bed.waiting("marker", "ContactPointNotReady: \"never\": it is suspended").await;
+    let before = other.requests().len();
+    bed.webhook("after", &other.url()).await;
+    bed.ready("after").await;
+    assert_eq!(other.requests().len(), before + 1, "nothing but the test message of the other one");
+    bed.delete::<ContactPoint>("never").await;
+}
+
+#[tokio::test]
+async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
+    let bed = Bed::shared("expires").await;
+    let (away, held) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    let operator = Operator::start(&bed, Settings::default().flag("--delivery-max-age=4s")).await;
+    bed.webhook("away", &away.url()).await;
+    bed.webhook("held", &held.url()).await;
+    bed.ready("away").await;
+    bed.ready("held").await;
+    away.refuse().await.unwrap();
+    bed.deployment("web", 1).await;
+    track(&bed, "suspended", json!({ "contactPoint": "held", "suspend": true })).await;
+    bed.patch::<ContactPoint>("held", json!({ "spec": { "suspend": true } })).await;
+    track(&bed, "by-point", json!({ "contactPoint": "held" })).await;
+    for name in ["suspended", "by-point"] {
+        bed.until(name, "held", |field: &TrackedField| {
+            field.status.iter().flatten().any(|entry| entry.held_since.is_some())
+        })
+        .await;
+    }
+    // Younger than those two, and given up before them.
+    track(&bed, "it", json!({ "contactPoint": "away" })).await;
+    let failed = |field: &TrackedField| field.status.iter().flatten().any(|e| e.delivery == Some(Delivery::Failed));
+    let field = bed.until("it", "given up", failed).await;
+    let entry = field.status.unwrap().remove(0);
+    assert_eq!(entry.reason.as_deref(), Some("not delivered within 4 s"));
+    assert_eq!(bed.event("it", "DeliveryFailed").await, "Created 1: not delivered: not delivered within 4 s");
+    let metrics = operator.metrics().await;
+    assert!(metrics.lines().any(|line| line == "quartermaster_entries_expired_total 1"), "{metrics}");
+    bed.waiting("it", "").await;
+
+    bed.patch::<ContactPoint>("held", json!({ "spec": { "suspend": false } })).await;
+    bed.patch::<TrackedField>("suspended", json!({ "spec": { "suspend": false } })).await;
+    for name in ["suspended", "by-point"] {
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+    }
+    // The next one goes.
+    away.accept().await.unwrap();
+    bed.scale("web", 2).await;
+    bed.until("it", "the next one goes", |field: &TrackedField| {
+        let all: Vec<_> = field.status.iter().flatten().map(|entry| entry.delivery).collect();
+        all == [Some(Delivery::Failed), Some(Delivery::Delivered)]
+    })
+    .await;
+    assert!(changes(&away).iter().all(|change| change["value"] == "2"), "what was given up is not sent");
+}
+
+#[tokio::test]
+async fn a_request_for_a_pass_ends_every_wait() {
+    let bed = Bed::shared("requested").await;
+    let receiver = Receiver::start().unwrap();
+    // Nobody waits this long: only the request can end it.
+    let settings =
+        ["--secret-wait-min=10m", "--secret-wait-max=10m", "--stopped-retry=10m", "--retry-min=10m", "--retry-max=10m"]
+            .into_iter()
+            .fold(Settings::default(), Settings::flag);
+    let _operator = Operator::start(&bed, settings).await;
+    let url_from = json!({ "type": "Webhook", "webhookSpec": { "urlFrom": { "secretName": "late", "key": "token" } } });
+    bed.point("secret", url_from).await;
+    bed.not_ready("secret", "SecretNotFound").await;
+    bed.secret("late", &receiver.url()).await;
+
+    for (path, code) in [("/stopped", 404), ("/down", 503), ("/late", 503)] {
+        receiver.at_path(path, testbed::receiver::Reply::status(http::StatusCode::from_u16(code).unwrap()));
+    }
+    bed.webhook("stopped", &format!("{}/stopped", receiver.url())).await;
+    bed.not_ready("stopped", "NotFound").await;
+    bed.webhook("down", &format!("{}/down", receiver.url())).await;
+    bed.not_ready("down", "Unreachable").await;
+    for path in ["/stopped", "/down"] {
+        receiver.at_path(path, testbed::receiver::Reply::ok());
+    }
+    for name in ["secret", "stopped", "down"] {
+        bed.patch::<ContactPoint>(name, requested_at("1")).await;
+        bed.ready(name).await;
+    }
+}
+
+/// The apiserver forgets Events after an hour: one of a state that lasts is written again.
+#[tokio::test]
+async fn the_event_of_a_wait_is_renewed_while_it_lasts() {
+    let bed = Bed::shared("renewed").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default().flag("--event-renewal=500ms")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    track(&bed, "it", json!({})).await;
+    let count = async || {
+        let events = bed.events("it", "TargetNotFound").await;
+        events.iter().map(|event| event.series.as_ref().map_or(1, |series| series.count)).sum::<i32>()
+    };
+    until("three times", SOON, async || Ok((count().await >= 3).then_some(()))).await.unwrap();
+    bed.deployment("web", 1).await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    bed.waiting("it", "").await;
+    let last = count().await;
+    track(&bed, "marker", json!({ "contactPoint": "none" })).await;
+    until("the other's is renewed", SOON, async || {
+        let events = bed.events("marker", "ContactPointNotFound").await;
+        Ok(events.iter().any(|event| event.series.as_ref().is_some_and(|series| series.count >= 3)).then_some(()))
+    })
+    .await
+    .unwrap();
+    // One may have been on its way.
+    assert!(count().await <= last + 1);
+    bed.delete::<Deployment>("web").await;
+    bed.delivered("it", &[("Created", Some("1")), ("Deleted", None)]).await;
+}
