@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::{BoxStream, Stream, unfold};
 use kube::core::Status;
+use kube::runtime::watcher;
 use kube::runtime::watcher::{Config, Error, Event, InitialListStrategy};
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -15,10 +15,10 @@ use tracing::info;
 
 use super::backoff::{Policy, Series};
 
-/// How often a watch that the apiserver refuses is tried again: a right that is granted should show at once.
-const REFUSED: Policy = Policy { min: Duration::from_secs(1), max: Duration::from_secs(30) };
+/// How often a watch that failed is tried again: a right that is granted should show at once.
+const RETRY: Policy = Policy { min: Duration::from_millis(500), max: Duration::from_secs(30) };
 
-/// A watch that was not refused for this long after its list stands, also when it has nothing to show.
+/// A watch that has not failed for this long since its list stands, also when it has nothing to show.
 const STANDS: Duration = Duration::from_secs(30);
 
 /// What a watch tells.
@@ -38,7 +38,7 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let events = begin(&api, &config);
-    let watching = Watching { api, config, events, refusals: REFUSED.series(), pause: None, stood: false, proof: None };
+    let watching = Watching { api, config, events, failures: RETRY.series(), pause: None, stood: false, proof: None };
     unfold(watching, |mut watching| async { Some((watching.next().await, watching)) })
 }
 
@@ -46,20 +46,28 @@ fn begin<K>(api: &Api<K>, config: &Config) -> BoxStream<'static, watcher::Result
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    watcher(api.clone(), config.clone()).default_backoff().boxed()
+    watcher(api.clone(), config.clone()).boxed()
 }
 
 struct Watching<K> {
     api: Api<K>,
     config: Config,
     events: BoxStream<'static, watcher::Result<Event<K>>>,
-    refusals: Series,
-    /// Begun anew after this.
-    pause: Option<Duration>,
-    /// It was told that it stands.
+    failures: Series,
+    /// It failed: what is done before the next try.
+    pause: Option<Pause>,
+    /// It was told that it stands, and has not failed since.
     stood: bool,
     /// When it is certain that it stands, if nothing happens before.
     proof: Option<Instant>,
+}
+
+struct Pause {
+    delay: Duration,
+    /// Begun anew with a list; otherwise kube goes on where it was.
+    anew: bool,
+    /// A list was whole before: if it does not fail again it stands.
+    listed: bool,
 }
 
 impl<K> Watching<K>
@@ -68,16 +76,19 @@ where
 {
     async fn next(&mut self) -> Told<K> {
         loop {
-            if let Some(pause) = self.pause.take() {
-                sleep(pause).await;
-                self.events = begin(&self.api, &self.config);
+            if let Some(Pause { delay, anew, listed }) = self.pause.take() {
+                sleep(delay).await;
+                self.proof = listed.then(|| Instant::now() + STANDS);
+                if anew {
+                    self.events = begin(&self.api, &self.config);
+                }
             }
             let event = tokio::select! {
                 biased;
                 () = due(self.proof) => {
                     self.proof = None;
                     self.stood = true;
-                    self.refusals = REFUSED.series();
+                    self.failures = RETRY.series();
                     return Told::Stands;
                 }
                 event = self.events.next() => event,
@@ -93,17 +104,20 @@ where
                     self.events = begin(&self.api, &self.config);
                 }
                 Some(Err(error)) => {
-                    if is_for_good(&error) {
-                        (self.stood, self.proof) = (false, None);
-                        self.pause = Some(self.refusals.next_delay());
-                    }
-                    self.proof = self.proof.map(|_| Instant::now() + STANDS);
+                    let anew = is_for_good(&error);
+                    self.failed(anew);
                     return Told::Failed(error);
                 }
                 // kube's own never ends.
-                None => self.pause = Some(self.refusals.next_delay()),
+                None => self.failed(true),
             }
         }
+    }
+
+    fn failed(&mut self, anew: bool) {
+        let listed = !anew && (self.stood || self.proof.is_some());
+        (self.stood, self.proof) = (false, None);
+        self.pause = Some(Pause { delay: self.failures.next_delay(), anew, listed });
     }
 
     fn streams(&self) -> bool {

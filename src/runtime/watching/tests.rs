@@ -134,7 +134,7 @@ async fn a_right_that_is_granted_shows_within_the_longest_delay() {
     });
     let mut watch = Box::pin(watch(api, Config::default()));
     assert!(!told(&mut watch, 5 * MINUTE).await.contains(&"stands"));
-    assert_eq!(told(&mut watch, REFUSED.max + STANDS + Duration::from_secs(1)).await.last(), Some(&"stands"));
+    assert_eq!(told(&mut watch, RETRY.max + STANDS + Duration::from_secs(1)).await.last(), Some(&"stands"));
 }
 
 /// kube goes on from the version that is gone, for ever.
@@ -161,6 +161,23 @@ async fn an_apiserver_in_trouble_is_asked_for_no_new_list() {
     let words = told(&mut watch, 2 * MINUTE).await;
     assert_eq!(words, ["init", "done", "failed", "failed", "stands"]);
     assert_eq!((log.count(Asked::List), log.count(Asked::Watch)), (1, 3));
+}
+
+/// What is told of a failure is taken back once it passed, and not before.
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_failed_stands_again_when_it_goes_on() {
+    let began = Instant::now();
+    let (api, log) = api(move |asked, _| {
+        let fails = asked == Asked::Watch && began.elapsed() < 10 * MINUTE;
+        (if fails { 500 } else { 200 }, vec![])
+    });
+    let mut watch = Box::pin(watch(api, Config::default()));
+    let words = told(&mut watch, 10 * MINUTE).await;
+    assert_eq!(words[..2], ["init", "done"]);
+    assert!(words[2..].iter().all(|word| *word == "failed"), "{words:?}");
+    let words = told(&mut watch, RETRY.max + STANDS + Duration::from_secs(1)).await;
+    assert_eq!(words, ["stands"]);
+    assert_eq!(log.count(Asked::List), 1);
 }
 
 #[tokio::test(start_paused = true)]
