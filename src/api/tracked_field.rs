@@ -298,7 +298,8 @@ pub struct Cut {
     pub sha256: String,
 }
 
-/// What an entry speaks of, written `KIND/NAMESPACE/NAME/FIELD` (the first three hold no slash).
+/// What an entry speaks of, written `KIND/NAMESPACE/NAME/FIELD` (the first three hold no slash); `KIND.GROUP` for a kind
+/// outside of the groups core and apps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Subject(String);
@@ -306,7 +307,12 @@ pub struct Subject(String);
 impl Subject {
     /// What a spec's target and field are called in an entry.
     pub fn new(target: &Target, field: &str) -> Self {
-        Self(format!("{}/{}/{}/{field}", target.kind, target.namespace, target.name))
+        let group = target.api_version.as_deref().and_then(|api_version| api_version.split_once('/'));
+        let group = match group {
+            Some((group, _)) if group != "apps" => format!(".{group}"),
+            _ => String::new(),
+        };
+        Self(format!("{}{group}/{}/{}/{field}", target.kind, target.namespace, target.name))
     }
 
     /// As it is written in an entry.
@@ -320,7 +326,7 @@ impl Subject {
 
     /// The resource's kind.
     pub fn kind(&self) -> &str {
-        self.part(0)
+        self.part(0).split('.').next().unwrap_or_default()
     }
 
     /// The resource's namespace; empty for a cluster-scoped one.

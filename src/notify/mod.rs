@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::tracked_field::Entry;
+use crate::runtime::Key;
 
 pub mod address;
 mod answer;
@@ -53,6 +54,13 @@ pub struct Item {
     pub entry: Entry,
     /// The entry before it in the history, if it speaks of the same subject: its value is the previous one.
     pub previous: Option<Entry>,
+}
+
+impl Item {
+    /// The `TrackedField`.
+    pub fn field(&self) -> Key {
+        Key::new(&self.namespace, &self.name)
+    }
 }
 
 /// What a request is to say.

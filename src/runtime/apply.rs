@@ -50,7 +50,7 @@ fn take_away(before: &Value, after: &mut Value) {
 /// answer shows nothing that its reader has not yet looked at. Gives the object as it then is.
 ///
 /// # Errors
-/// What the apiserver answers.
+/// What the apiserver answers, 409 and 404 among it.
 pub async fn annotate<K>(api: &Api<K>, manager: &str, object: &K, name: &str, value: Option<&str>) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,

@@ -157,7 +157,7 @@ impl Line {
     /// given up in the meantime.
     pub(super) fn still_waits(&self, batch: &Batch) -> bool {
         batch.items.iter().all(|item| {
-            let offer = self.offers.get(&Key::new(&item.namespace, &item.name));
+            let offer = self.offers.get(&item.field());
             let entries = offer.and_then(|offer| offer.object.status.as_deref()).unwrap_or_default();
             entries.iter().any(|entry| entry.id == item.entry.id && entry.is_pending())
         })

@@ -1,4 +1,4 @@
-//! What is sent next, and what an answer means: no clock, no network.
+//! What waits, and what is sent next: no clock, no network.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -8,11 +8,12 @@ use std::time::Instant;
 use kube::ResourceExt;
 use tokio::sync::Notify;
 
+use super::flights::Flights;
 use super::line::{Batch, FAILING_FROM, Gate, Line, Offer};
-use super::{Patience, Stage, Standing};
+use super::{Stage, Standing};
 use crate::api::TrackedField;
 use crate::controllers::tracked_field::history::{self, Outcome};
-use crate::notify::{Endpoint, Failure, Item, Sent};
+use crate::notify::{Endpoint, Item};
 use crate::runtime::Key;
 
 /// How many entries one request is given to choose from: what is in flight cannot be merged when an outbox is full, so
@@ -22,19 +23,12 @@ const BATCH: usize = 100;
 /// The lines of all contact points.
 #[derive(Default)]
 pub struct Lines {
-    by_point: HashMap<Key, Line>,
+    pub(super) by_point: HashMap<Key, Line>,
     /// Which line the entries of a `TrackedField` wait in.
     places: HashMap<Key, Key>,
-    /// Entries being sent, or sent and not yet recorded: no line takes another one of the same `TrackedField`.
-    flying: HashMap<Key, Vec<Flying>>,
+    pub(super) flights: Flights,
     /// How many configurations there have been.
     editions: u64,
-}
-
-struct Flying {
-    id: String,
-    line: Key,
-    outcome: Option<Outcome>,
 }
 
 /// What to send next.
@@ -45,7 +39,7 @@ pub struct Request {
     pub items: Vec<Item>,
     /// Without any template of a user's.
     pub plain: bool,
-    edition: u64,
+    pub(super) edition: u64,
 }
 
 /// What a line is to do now.
@@ -54,23 +48,6 @@ pub enum Next {
     Send,
     /// Wait for a change, until then at the latest.
     Wait(Option<Instant>),
-}
-
-/// A receiver's word that it will never take the first `carried` entries of a request.
-struct Refusal {
-    message: String,
-    carried: usize,
-    patience: Patience,
-    now: Instant,
-}
-
-/// Whom an answer concerns.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Concerned {
-    /// `TrackedField`s that have something to write.
-    pub fields: Vec<Key>,
-    /// Whether the contact point has.
-    pub point: bool,
 }
 
 impl Lines {
@@ -116,7 +93,7 @@ impl Lines {
     }
 
     /// A line without an endpoint stays only for what waits in it, or is in the air.
-    fn drop_if_idle(&mut self, point: &Key) {
+    pub(super) fn drop_if_idle(&mut self, point: &Key) {
         let idle = |line: &Line| line.endpoint.is_none() && line.offers.is_empty() && !line.sending;
         if self.by_point.get(point).is_some_and(idle)
             && let Some(line) = self.by_point.remove(point)
@@ -176,8 +153,8 @@ impl Lines {
     pub fn withdraw(&mut self, field: &Key, gone: bool) -> i64 {
         let before = self.take_out(field);
         if gone {
-            for flying in self.flying.remove(field).unwrap_or_default() {
-                self.notify(&flying.line);
+            for line in self.flights.forget(field) {
+                self.notify(&line);
             }
         }
         let Some((place, waited)) = before else { return 0 };
@@ -187,36 +164,26 @@ impl Lines {
     }
 
     pub fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
-        let flying = self.flying.get(field).into_iter().flatten();
-        flying.filter_map(|entry| Some((entry.id.clone(), entry.outcome.clone()?))).collect()
+        self.flights.outcomes(field)
     }
 
     pub fn recorded(&mut self, field: &Key, outcomes: &[(String, Outcome)]) {
-        let Some(flying) = self.flying.get_mut(field) else { return };
-        let (done, rest) = std::mem::take(flying)
-            .into_iter()
-            .partition(|entry| entry.outcome.is_some() && outcomes.iter().any(|(id, _)| *id == entry.id));
-        *flying = rest;
-        if flying.is_empty() {
-            self.flying.remove(field);
+        for line in self.flights.recorded(field, outcomes) {
+            self.notify(&line);
         }
-        let done: Vec<Flying> = done;
-        for entry in done {
-            self.notify(&entry.line);
-        }
-        if let Some(place) = self.places.get(field).cloned() {
-            self.notify(&place);
+        if let Some(place) = self.places.get(field) {
+            self.notify(place);
         }
     }
 
     pub fn in_flight(&self, field: &Key) -> HashSet<String> {
-        self.flying.get(field).into_iter().flatten().map(|entry| entry.id.clone()).collect()
+        self.flights.ids(field)
     }
 
     /// No answer is awaited, and every one that came is recorded.
     pub fn nothing_flies(&self) -> bool {
         let sending = self.by_point.values().any(|line| line.sending);
-        !sending && !self.flying.values().flatten().any(|entry| entry.outcome.is_some())
+        !sending && self.flights.all_recorded()
     }
 
     /// Whether the line of `point` is the one that `changed` tells of: another one of that name has another worker.
@@ -238,7 +205,7 @@ impl Lines {
     /// What the line of `point` is to do at `now`.
     pub fn next(&self, point: &Key, now: Instant) -> Next {
         let Some(line) = self.by_point.get(point) else { return Next::Wait(None) };
-        let unrecorded = self.flying.values().flatten().any(|entry| entry.line == *point && entry.outcome.is_some());
+        let unrecorded = self.flights.unrecorded(point);
         let something = match line.stage {
             Gate::Closed | Gate::Tested => false,
             Gate::Test | Gate::Stopped => true,
@@ -253,7 +220,7 @@ impl Lines {
 
     /// Offers of a line with nothing in the air.
     fn sendable<'a>(&'a self, line: &'a Line) -> impl Iterator<Item = (&'a Key, &'a Offer)> {
-        line.offers.iter().filter(|(field, _)| !self.flying.contains_key(*field))
+        line.offers.iter().filter(|(field, _)| !self.flights.has(field))
     }
 
     /// The request to send now, if there still is one and the line still has that configuration. Its entries are in
@@ -274,9 +241,7 @@ impl Lines {
             return None;
         }
         for item in &batch.items {
-            let field = Key::new(&item.namespace, &item.name);
-            let id = item.entry.id.clone().unwrap_or_default();
-            self.flying.entry(field).or_default().push(Flying { id, line: point.clone(), outcome: None });
+            self.flights.take_off(point, item);
         }
         let line = self.by_point.get_mut(point)?;
         let endpoint = line.endpoint.clone()?;
@@ -307,109 +272,11 @@ impl Lines {
         oldest
     }
 
-    /// Takes in the answer to a request.
-    pub fn answered(
-        &mut self,
-        point: &Key,
-        request: &Request,
-        answer: Result<Sent, Failure>,
-        patience: Patience,
-        now: Instant,
-    ) -> Concerned {
-        let mut concerned = Concerned::default();
-        if let Some(line) = self.by_point.get_mut(point) {
-            line.sending = false;
-        }
-        let current = self.by_point.get(point).is_some_and(|line| line.edition == request.edition);
-        match answer {
-            Ok(sent) => {
-                // Delivered is delivered, also when the endpoint has changed since.
-                self.settle(point, request, sent.taken, &Outcome::Delivered, &mut concerned);
-                if current && let Some(line) = self.by_point.get_mut(point) {
-                    concerned.point |= line.taken(&sent);
-                }
-            }
-            Err(Failure::Rejected { message, carried }) if !request.items.is_empty() => {
-                let refusal = Refusal { message, carried, patience, now };
-                self.rejected(point, request, refusal, current, &mut concerned);
-            }
-            Err(failure) => {
-                if current && let Some(line) = self.by_point.get_mut(point) {
-                    concerned.point |= line.refused(failure, patience, now);
-                    if line.failures == FAILING_FROM {
-                        concerned.fields.extend(line.offers.keys().cloned());
-                    }
-                }
-                self.abandon_batch(point);
-                if self.by_point.get(point).is_none_or(|line| line.batch.is_none()) {
-                    self.ground(point);
-                }
-            }
-        }
-        self.notify(point);
-        self.drop_if_idle(point);
-        concerned
-    }
-
-    /// The receiver does not take these entries.
-    fn rejected(&mut self, point: &Key, request: &Request, refusal: Refusal, current: bool, concerned: &mut Concerned) {
-        let Refusal { message, carried, patience, now } = refusal;
-        let Some(line) = self.by_point.get_mut(point).filter(|_| current) else {
-            self.ground(point);
-            return;
-        };
-        if line.stage == Gate::Stopped {
-            // Perhaps it rejects everything now: the entry must not be lost on finding that out.
-            concerned.point |= line.refused(Failure::Rejected { message, carried }, patience, now);
-            self.ground(point);
-            return;
-        }
-        let first = &request.items[0];
-        if carried > 1 {
-            line.singly = carried;
-            line.batch = None;
-            self.ground(point);
-        } else if !request.plain && first.template.is_some() {
-            line.batch = Some(Batch { items: vec![first.clone()], plain: true });
-        } else {
-            self.settle(point, request, 1, &Outcome::Failed { reason: message }, concerned);
-        }
-        // It answers: this is no failure of the receiver's.
-        if let Some(line) = self.by_point.get_mut(point) {
-            concerned.point |= line.taken(&Sent::default());
-        }
-    }
-
-    /// The first `count` entries of the request have an outcome; the rest of it was not carried.
-    fn settle(&mut self, point: &Key, request: &Request, count: usize, outcome: &Outcome, concerned: &mut Concerned) {
-        for item in request.items.iter().take(count) {
-            let field = Key::new(&item.namespace, &item.name);
-            let flying = self.flying.get_mut(&field).into_iter().flatten();
-            for entry in flying.filter(|entry| Some(&entry.id) == item.entry.id.as_ref()) {
-                entry.outcome = Some(outcome.clone());
-            }
-            if concerned.fields.last() != Some(&field) {
-                concerned.fields.push(field);
-            }
-        }
-        concerned.fields.sort();
-        concerned.fields.dedup();
-        if let Some(line) = self.by_point.get_mut(point) {
-            line.batch = None;
-            line.singly = line.singly.saturating_sub(count);
-        }
-        self.ground(point);
-    }
-
     /// What is in flight from `point` without an outcome is not, any more; unless its answer is still to come.
-    fn ground(&mut self, point: &Key) {
-        if self.by_point.get(point).is_some_and(|line| line.sending) {
-            return;
+    pub(super) fn ground(&mut self, point: &Key) {
+        if !self.by_point.get(point).is_some_and(|line| line.sending) {
+            self.flights.ground(point);
         }
-        self.flying.retain(|_, flying| {
-            flying.retain(|entry| entry.line != *point || entry.outcome.is_some());
-            !flying.is_empty()
-        });
     }
 
     /// The line in which entries waited, and how many.
@@ -422,7 +289,7 @@ impl Lines {
     }
 
     /// A request that is to be tried again is given up once an entry of it no longer waits here: it would be another.
-    fn abandon_batch(&mut self, point: &Key) {
+    pub(super) fn abandon_batch(&mut self, point: &Key) {
         let Some(line) = self.by_point.get_mut(point) else { return };
         if !line.sending && line.batch.as_ref().is_some_and(|batch| !line.still_waits(batch)) {
             line.batch = None;
@@ -439,7 +306,7 @@ impl Lines {
         self.drop_if_idle(point);
     }
 
-    fn notify(&self, point: &Key) {
+    pub(super) fn notify(&self, point: &Key) {
         if let Some(line) = self.by_point.get(point) {
             line.changed.notify_one();
         }

@@ -1,6 +1,6 @@
 //! The outbox: a line of waiting messages for each contact point.
 //!
-//! [`lines`] decides what is sent next and what an answer means; [`worker`] waits and sends, one request at a time for
+//! [`lines`] decides what is sent next, [`answers`] what an answer means; [`worker`] waits and sends, one request at a time for
 //! each contact point. The entries themselves live in the `TrackedField`s: their passes offer what is pending, take
 //! back the outcomes and write them. A line sends its next request only when every outcome of its last one stands in
 //! status, so a kill at any instant repeats at most the entries of one request.
@@ -21,6 +21,8 @@ use crate::runtime::backoff::Policy;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::Trigger;
 
+mod answers;
+mod flights;
 mod line;
 mod lines;
 #[cfg(test)]

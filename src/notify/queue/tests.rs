@@ -80,11 +80,11 @@ impl Line {
         self.lines.take(&key(point), edition, self.now)
     }
 
-    fn answer(&mut self, request: &Request, answer: Result<Sent, Failure>) -> super::lines::Concerned {
+    fn answer(&mut self, request: &Request, answer: Result<Sent, Failure>) -> super::answers::Concerned {
         self.lines.answered(&key("p"), request, answer, PATIENCE, self.now)
     }
 
-    fn taken(&mut self, request: &Request, taken: usize) -> super::lines::Concerned {
+    fn taken(&mut self, request: &Request, taken: usize) -> super::answers::Concerned {
         self.answer(request, Ok(Sent { taken, migrated_to: None }))
     }
 

@@ -11,7 +11,8 @@ use tracing::{debug, error, info, warn};
 use uuid::Uuid;
 
 use super::Outbox;
-use super::lines::{Concerned, Next, Request};
+use super::answers::Concerned;
+use super::lines::{Next, Request};
 use crate::notify::{Content, Endpoint, Failure, Sent, Transport};
 use crate::runtime::Key;
 use crate::runtime::metrics::{Notified, Receiver};

@@ -31,6 +31,12 @@ impl SigningKey {
             Some(encoded) => STANDARD.decode(encoded).map_err(
                 |_| "the signing key begins with whsec_ but what follows is not base64; is there a newline at the end?",
             )?,
+            // Random bytes may end in anything; a text that does was made with `echo`.
+            None if std::str::from_utf8(bytes).is_ok_and(|text| text.trim().len() != text.len()) => {
+                return Err(
+                    "the signing key begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`",
+                );
+            }
             None => bytes.to_vec(),
         };
         if key.is_empty() {
@@ -98,10 +104,13 @@ mod tests {
 
     #[test]
     fn a_bad_key_is_not_shown() {
-        for bad in [&b"whsec_not base64 s3cr3t"[..], b"", b"whsec_", b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n"] {
+        for bad in
+            [&b"whsec_not base64 s3cr3t"[..], b"", b"whsec_", b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n", b"s3cr3t\n"]
+        {
             let error = SigningKey::new(bad).unwrap_err();
             assert!(!error.contains("s3cr3t") && !error.contains("MfKQ"), "{error}");
         }
+        assert!(SigningKey::new(b"\xff\xfe\n").is_ok(), "bytes are no text");
         assert_eq!(format!("{:?}", SigningKey::new(b"s3cr3t").unwrap()), "SigningKey");
     }
 }

@@ -81,6 +81,19 @@ fn another_target_or_field_is_a_new_series() {
 }
 
 #[test]
+fn kinds_of_one_name_in_two_groups_are_two_subjects() {
+    let of = |api_version: Option<&str>| {
+        let target = Target { kind: "Foo".into(), name: "x".into(), ..Target::default() };
+        Subject::new(&Target { api_version: api_version.map(str::to_owned), ..target }, "image")
+    };
+    assert_ne!(of(Some("a.test/v1")), of(Some("b.test/v1")));
+    assert_eq!(of(Some("a.test/v1")), of(Some("a.test/v2")));
+    assert_eq!(of(Some("apps/v1")), of(None));
+    let parts = (of(Some("a.test/v1")), of(Some("v1")));
+    assert_eq!((parts.0.kind(), parts.1.kind(), parts.0.name()), ("Foo", "Foo", "x"));
+}
+
+#[test]
 fn long_values_are_compared_whole() {
     let long = |end: &str| present("a", &format!("{}{end}", "x".repeat(5000)));
     let history = recorded([long("1"), long("1"), long("2")]);
