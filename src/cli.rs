@@ -34,7 +34,7 @@ The cluster is the one of $KUBECONFIG or ~/.kube/config, or the one it runs in.
 Examples:
   quartermaster run
       Against the current kubeconfig, all kinds, all namespaces, no leader election.
-  quartermaster run --leader-elect --watch-namespace=shop,billing --controllers='*,-myingress'
+  quartermaster run --leader-elect --watch-namespace=shop,billing --controllers='*,-trackedfield'
       As one of several replicas, for two namespaces, without one kind.
   quartermaster run --log-level=info,quartermaster::notify=debug
       With more words on what is sent.
@@ -77,11 +77,16 @@ pub enum Command {
 /// The flags of `run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Act only while holding the Lease "quartermaster"; needed with two replicas or more
+    /// Act only while holding the Lease; needed with two replicas or more
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECT", value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
         require_equals = true, default_value = "false", default_missing_value = "true",
         value_parser = BoolishValueParser::new(), help_heading = "Leader election")]
     leader_elect: bool,
+
+    /// Name of the Lease, in the operator's namespace; installs that share that namespace need one each
+    #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", default_value = "quartermaster",
+        value_parser = value::lease, help_heading = "Leader election")]
+    leader_election_id: String,
 
     /// Address of /metrics; 0 turns it off
     #[arg(long, env = "QUARTERMASTER_METRICS_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8080")]
@@ -211,6 +216,8 @@ pub enum LogFormat {
 pub struct Config {
     /// Act only while holding the lease.
     pub leader_elect: bool,
+    /// Name of the Lease.
+    pub leader_election_id: String,
     /// The Pod's name, if known: part of the identity in the lease.
     pub pod_name: Option<String>,
     /// Where `/metrics` is served; empty: nowhere.
@@ -286,6 +293,7 @@ impl RunArgs {
         }
         Ok(Config {
             leader_elect: self.leader_elect,
+            leader_election_id: self.leader_election_id,
             pod_name: self.pod_name.filter(not_empty),
             metrics: value::listen(&self.metrics_bind_address).map_err(|e| format!("--metrics-bind-address: {e}"))?,
             probes: value::listen(&self.health_probe_bind_address)

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 use quartermaster::cli::{Cli, Command, Config, VERSION};
+use quartermaster::runtime::tasks::Tasks;
 use quartermaster::runtime::{health, manager, metrics, telemetry};
 use quartermaster::{manifests, registry};
 use tokio::net::TcpListener;
@@ -83,15 +84,22 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let kubernetes = kube::Config::infer().await.context("no cluster: neither a kubeconfig nor a Pod's own files")?;
     let metrics = metrics::Metrics::new();
     let health = health::Health::new();
+    let tasks = Tasks::new();
     if !config.metrics.is_empty() {
         let listener = bind("--metrics-bind-address", &config.metrics).await?;
-        tokio::spawn(metrics::serve(listener, metrics.clone()));
+        tokio::spawn(tasks.guard("the server of /metrics", served(metrics::serve(listener, metrics.clone()))));
     }
     if !config.probes.is_empty() {
         let listener = bind("--health-probe-bind-address", &config.probes).await?;
-        tokio::spawn(health::serve(listener, health.clone()));
+        tokio::spawn(tasks.guard("the server of the probes", served(health::serve(listener, health.clone()))));
     }
-    manager::run(config, kubernetes, metrics, health, stop).await
+    manager::run(config, kubernetes, metrics, health, tasks, stop).await
+}
+
+async fn served(server: impl Future<Output = io::Result<()>>) {
+    if let Err(error) = server.await {
+        error!(error = telemetry::causes(&error), "a server broke");
+    }
 }
 
 async fn bind(flag: &str, addresses: &[std::net::SocketAddr]) -> anyhow::Result<TcpListener> {

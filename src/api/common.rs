@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 pub const CATEGORY: &str = "quartermaster";
 /// Annotation: any new value runs a pass at once and resets the object's backoff.
 pub const REQUESTED_AT: &str = "quartermaster.dev/requested-at";
-/// Annotation of a CRD: the digest of its schema. A CRD without ours prunes our fields, so it counts as absent.
+/// Annotation of a CRD: its schema's number and digest, as `2-8b29606cd506f2d3`. A CRD of a lower number, or without the
+/// annotation, prunes our fields, so it counts as absent.
 pub const SCHEMA: &str = "quartermaster.dev/schema";
 /// Annotation of a `TrackedField`: why it waits. Its status is a list and has no room for conditions.
 pub const WAITING: &str = "quartermaster.dev/waiting";

@@ -1,6 +1,7 @@
 //! From the schema that is derived from the Rust types to the one that an apiserver is given.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
+use std::str::FromStr;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
@@ -9,8 +10,45 @@ use sha2::{Digest, Sha256};
 
 use super::common::SCHEMA;
 
-/// Finishes a derived CRD, and gives it the annotation [`SCHEMA`].
-pub fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+/// What tells one schema of a CRD from another, and an older one from a newer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchemaMark {
+    /// Grows with each change.
+    pub number: usize,
+    /// Of the schema.
+    pub digest: String,
+}
+
+impl SchemaMark {
+    /// The mark of a finished CRD, whose schema has that number.
+    pub fn of(crd: &CustomResourceDefinition, number: usize) -> Self {
+        Self { number, digest: digest(crd) }
+    }
+
+    /// Whether a program of the schema `ours` can work under a CRD of this one: the same, or a newer one, which keeps all
+    /// that older ones had. A replica of the version before goes on while an upgrade is rolled out.
+    pub fn keeps(&self, ours: &Self) -> bool {
+        self.number > ours.number || self == ours
+    }
+}
+
+impl fmt::Display for SchemaMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.number, self.digest)
+    }
+}
+
+impl FromStr for SchemaMark {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (number, digest) = text.split_once('-').ok_or(())?;
+        Ok(Self { number: number.parse().map_err(drop)?, digest: digest.into() })
+    }
+}
+
+/// Finishes a derived CRD, and gives it the annotation [`SCHEMA`]: `number` is that of its schema.
+pub fn finish(mut crd: CustomResourceDefinition, number: usize) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
         if let Some(schema) = version.schema.as_mut().and_then(|s| s.open_api_v3_schema.as_mut()) {
             visit(schema, &mut finish_node);
@@ -23,8 +61,8 @@ pub fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
             }
         }
     }
-    let digest = digest(&crd);
-    crd.metadata.annotations.get_or_insert_default().insert(SCHEMA.into(), digest);
+    let mark = SchemaMark::of(&crd, number);
+    crd.metadata.annotations.get_or_insert_default().insert(SCHEMA.into(), mark.to_string());
     crd
 }
 
@@ -171,7 +209,7 @@ mod tests {
             visit(schema, &mut |node| act(node));
             digest(&crd)
         };
-        assert_eq!(registry::schema_digest(&crd), Some(digest(&crd).as_str()));
+        assert!(crd.metadata.annotations.as_ref().unwrap()[SCHEMA].ends_with(&format!("-{}", digest(&crd))));
         assert_eq!(change(&mut |node| node.description = Some("other words".into())), digest(&crd));
         assert_ne!(change(&mut |node| node.max_length = node.max_length.map(|n| n + 1)), digest(&crd));
     }

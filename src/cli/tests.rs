@@ -25,6 +25,7 @@ fn the_command_is_consistent() {
 fn defaults() {
     let config = run(&[]).unwrap();
     assert!(!config.leader_elect);
+    assert_eq!(config.leader_election_id, "quartermaster");
     assert_eq!(config.metrics, ["[::]:8080".parse().unwrap(), "0.0.0.0:8080".parse().unwrap()]);
     assert_eq!(config.probes[0].port(), 8081);
     assert_eq!(config.operator_namespace, "quartermaster-system");
@@ -147,6 +148,8 @@ fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
 #[case(&["--lease-retry-period=3s"], "divided by 2.2")]
 #[case(&["--retry-min=10m"], "--retry-min must not be more than --retry-max")]
 #[case(&["--leader-elect=maybe"], "maybe")]
+#[case(&["--leader-election-id="], "write a Lease's name")]
+#[case(&["--leader-election-id=Shop_1"], "write a Lease's name")]
 fn a_wrong_value_is_answered_with_what_to_write(#[case] flags: &[&str], #[case] words: &str) {
     let error = run(flags).unwrap_err();
     assert_eq!(error.exit_code(), 2);
@@ -164,4 +167,18 @@ fn the_help_teaches() {
         assert!(help.contains(part), "no {part} in\n{help}");
     }
     assert!(!help.contains("--retry-min"), "tuning flags are hidden");
+}
+
+#[test]
+fn the_examples_of_the_help_work() {
+    let kinds: Vec<_> = crate::registry::KINDS.iter().map(|kind| kind.controller).collect();
+    let lines = RUN_AFTER_HELP.lines().chain(AFTER_HELP.lines()).map(str::trim);
+    let examples: Vec<_> = lines.filter(|line| line.starts_with("quartermaster ")).collect();
+    assert!(examples.len() >= 3, "{examples:?}");
+    for example in examples {
+        let words = example.split(' ').map(|word| word.replace('\'', ""));
+        let cli = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{example}: {error}"));
+        let Command::Run(args) = cli.command else { panic!("{example}") };
+        args.config(&kinds).unwrap_or_else(|error| panic!("{example}: {error}"));
+    }
 }

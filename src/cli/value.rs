@@ -56,6 +56,18 @@ pub(super) fn namespace(text: &str) -> Result<String, String> {
     }
 }
 
+/// A Lease's name: an RFC 1123 subdomain
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-subdomain-names>).
+pub(super) fn lease(text: &str) -> Result<String, String> {
+    let part = |part: &str| !part.is_empty() && namespace(part).is_ok();
+    if text.len() <= 253 && text.split('.').all(part) {
+        Ok(text.to_owned())
+    } else {
+        Err("write a Lease's name: lower-case letters, digits, hyphens and full stops, such as quartermaster-shop"
+            .into())
+    }
+}
+
 /// A network such as `10.0.0.0/8`, or one address.
 pub(super) fn network(text: &str) -> Result<IpNet, String> {
     text.parse::<IpNet>()

@@ -56,6 +56,8 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         manager.watches.clone(),
         Arc::clone(&tracker) as _,
         manager.metrics.clone(),
+        manager.tasks.clone(),
+        manager.watchdog("targets"),
     );
     let tracked_fields = Arc::new(TrackedFields {
         client: manager.client.clone(),
@@ -75,8 +77,10 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let told_of_point = {
         let (controller, trigger) = (Arc::clone(&contact_points), points.trigger.clone());
         let (fields, dependants) = (fields.store.clone(), fields.trigger.clone());
-        move |touched: Touched<ContactPoint>, _| {
+        move |touched: Touched<ContactPoint>, all_seen: bool| {
             let point = match touched {
+                // Told of again once all have been seen.
+                Touched::Present(_) if !all_seen => return,
                 Touched::Present(point) => {
                     trigger.wake(&Key::of(point.as_ref()));
                     point
@@ -97,15 +101,16 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     };
     let told_of_field = {
         let (controller, trigger) = (Arc::clone(&tracked_fields), fields.trigger.clone());
-        move |touched: Touched<TrackedField>, all_seen| match touched {
+        move |touched: Touched<TrackedField>, all_seen: bool| match touched {
             Touched::Present(field) => {
                 let key = Key::of(field.as_ref());
                 controller.follow(&field);
+                // Otherwise told of again once all have been seen.
                 if all_seen {
                     controller.watch(&field);
-                }
-                if !controller.written.knows(&key, &field) {
-                    trigger.wake(&key);
+                    if !controller.written.knows(&key, &field) {
+                        trigger.wake(&key);
+                    }
                 }
             }
             Touched::Gone(field) => {
@@ -116,9 +121,8 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     };
     // A contact point that is not cached yet must not be taken for one that does not exist.
     let points_settled = vec![points.phase.clone()];
-    manager.control(points, contact_points, Vec::new(), told_of_point);
-    manager.control(fields, tracked_fields, points_settled, told_of_field);
-    Ok(())
+    manager.control(points, contact_points, Vec::new(), told_of_point)?;
+    manager.control(fields, tracked_fields, points_settled, told_of_field)
 }
 
 fn sender(manager: &Manager) -> client::Config {

@@ -5,8 +5,6 @@ use std::hash::Hash;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
-
 /// The first and the longest delay of a series that doubles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
@@ -17,29 +15,29 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A series by this policy. Each delay is lengthened by up to the first one, at random, so that what failed
-    /// together does not come back together.
+    /// A series by this policy. Each delay is drawn at random from a range that doubles, so that what failed together does
+    /// not come back together: 1 s to 2 s at first where `min` is 1 s, and half of `max` to all of it in the end. None is
+    /// shorter than `min` or longer than `max`.
     pub fn series(self) -> Series {
-        Series(
-            ExponentialBuilder::default()
-                .with_min_delay(self.min)
-                .with_max_delay(self.max)
-                .with_jitter()
-                .without_max_times()
-                .build(),
-            self.max,
-        )
+        Series { policy: self, least: self.min }
     }
 }
 
 /// Delays that grow.
-#[derive(Debug)]
-pub struct Series(ExponentialBackoff, Duration);
+#[derive(Clone, Debug)]
+pub struct Series {
+    policy: Policy,
+    /// The next delay is at least this, and at most twice as long.
+    least: Duration,
+}
 
 impl Series {
     /// The next delay.
     pub fn next_delay(&mut self) -> Duration {
-        self.0.next().unwrap_or(self.1)
+        let Policy { min, max } = self.policy;
+        let least = self.least;
+        self.least = (least * 2).min(max / 2).max(min);
+        rand::random_range(least..=(least * 2).min(max).max(least))
     }
 }
 
@@ -75,13 +73,23 @@ mod tests {
     const POLICY: Policy = Policy { min: Duration::from_secs(1), max: Duration::from_mins(5) };
 
     #[test]
-    fn delays_grow_to_the_longest_and_stay_there() {
+    fn delays_grow_to_the_longest_and_never_beyond() {
         let mut series = POLICY.series();
         let delays: Vec<_> = (0..40).map(|_| series.next_delay()).collect();
         assert!(delays[0] >= POLICY.min && delays[0] <= POLICY.min * 2, "{:?}", delays[0]);
-        assert!(delays[5] > delays[0]);
-        assert!(delays.iter().all(|delay| *delay <= POLICY.max * 2), "{delays:?}");
-        assert!(delays[39] >= POLICY.max);
+        assert!(delays[5] >= POLICY.min * 32 && delays[5] <= POLICY.min * 64, "{:?}", delays[5]);
+        assert!(delays.iter().all(|delay| *delay <= POLICY.max), "{delays:?}");
+        assert!(delays[10..].iter().all(|delay| *delay >= POLICY.max / 2), "{delays:?}");
+        assert!(delays[10..].windows(2).any(|pair| pair[0] != pair[1]), "the longest delays are drawn too");
+    }
+
+    #[test]
+    fn a_narrow_policy_is_kept_to() {
+        let second = Duration::from_secs(1);
+        for (min, max) in [(second, second), (second, second * 3 / 2)] {
+            let mut series = Policy { min, max }.series();
+            assert!((0..9).map(|_| series.next_delay()).all(|delay| delay >= min && delay <= max));
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
@@ -11,10 +12,9 @@ use kube::{Resource, ResourceExt};
 /// Feeds a [`Store`] from one watch a shard (the cluster, or one namespace each), none of which may wipe what the
 /// others hold when it lists again.
 pub struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
-    writer: kube::runtime::reflector::store::Writer<K>,
+    writer: Writer<K>,
     store: Store<K>,
     shards: Vec<Shard<K>>,
-    ready: bool,
 }
 
 struct Shard<K: Resource<DynamicType = ()>> {
@@ -37,10 +37,12 @@ where
 {
     /// A cache that is fed by one watch for each of `shards`; `None` is the whole cluster.
     pub fn new(shards: Vec<Option<String>>) -> Self {
-        let (store, writer) = store();
+        let (store, mut writer) = store();
+        // A store says that it is ready after one whole list only. Who reads ours waits for the kind's phase instead.
+        empty(&mut writer);
         let shards =
             shards.into_iter().map(|namespace| Shard { namespace, synced: false, listed: HashSet::new() }).collect();
-        Self { writer, store, shards, ready: false }
+        Self { writer, store, shards }
     }
 
     /// The objects.
@@ -53,41 +55,47 @@ where
         self.shards.iter().all(|shard| shard.synced)
     }
 
-    /// The watches begin anew.
-    pub fn restart(&mut self) {
+    /// Nothing is known any more: the watches are to begin anew. Everything that was there is gone.
+    pub fn clear(&mut self) -> Vec<Touched<K>> {
         for shard in &mut self.shards {
             shard.synced = false;
             shard.listed.clear();
         }
+        let objects = self.store.state();
+        empty(&mut self.writer);
+        objects.into_iter().map(Touched::Gone).collect()
     }
 
     /// Takes in what the watch of shard number `index` shows.
     pub fn apply(&mut self, index: usize, event: Event<K>) -> Vec<Touched<K>> {
         match event {
-            Event::Apply(object) => vec![self.insert(object)],
-            Event::Delete(object) => vec![self.remove(object)],
+            Event::Apply(object) => self.insert(object),
+            Event::Delete(object) => vec![self.remove(Arc::new(object))],
             Event::Init => {
                 self.shards[index].listed.clear();
                 Vec::new()
             }
             Event::InitApply(object) => {
                 self.shards[index].listed.insert(ObjectRef::from_obj(&object));
-                vec![self.insert(object)]
+                self.insert(object)
             }
             Event::InitDone => self.listed(index),
         }
     }
 
-    fn insert(&mut self, mut object: K) -> Touched<K> {
+    /// The object of another UID that had its name is gone: a watch that was cut may never have shown its deletion.
+    fn insert(&mut self, mut object: K) -> Vec<Touched<K>> {
         strip(&mut object);
         let key = ObjectRef::from_obj(&object);
-        self.writer.apply_watcher_event(&Event::Apply(object.clone()));
-        Touched::Present(self.store.get(&key).unwrap_or_else(|| Arc::new(object)))
+        let replaced = self.store.get(&key).filter(|before| before.uid() != object.uid());
+        self.writer.apply_watcher_event(&Event::Apply(object));
+        let present = self.store.get(&key).map(Touched::Present);
+        replaced.map(Touched::Gone).into_iter().chain(present).collect()
     }
 
-    fn remove(&mut self, object: K) -> Touched<K> {
-        self.writer.apply_watcher_event(&Event::Delete(object.clone()));
-        Touched::Gone(Arc::new(object))
+    fn remove(&mut self, object: Arc<K>) -> Touched<K> {
+        self.writer.apply_watcher_event(&Event::Delete(object.as_ref().clone()));
+        Touched::Gone(object)
     }
 
     /// A shard has been listed: what it held and was not listed is gone.
@@ -103,23 +111,14 @@ where
             .filter(|object| namespace.is_none() || object.namespace() == namespace)
             .filter(|object| !listed.contains(&ObjectRef::from_obj(object.as_ref())))
             .collect();
-        let gone = missing.into_iter().map(|object| self.remove(object.as_ref().clone())).collect();
-        if self.synced() && !self.ready {
-            self.ready = true;
-            self.release_store();
-        }
-        gone
+        missing.into_iter().map(|object| self.remove(object)).collect()
     }
+}
 
-    /// The store tells its readers that it is ready after a whole list only: give it one of what it holds.
-    fn release_store(&mut self) {
-        let state = self.store.state();
-        self.writer.apply_watcher_event(&Event::Init);
-        for object in state {
-            self.writer.apply_watcher_event(&Event::InitApply(object.as_ref().clone()));
-        }
-        self.writer.apply_watcher_event(&Event::InitDone);
-    }
+/// Has the store hold nothing, as after a list of nothing.
+fn empty<K: Resource<DynamicType = ()> + Clone>(writer: &mut Writer<K>) {
+    writer.apply_watcher_event(&Event::Init);
+    writer.apply_watcher_event(&Event::InitDone);
 }
 
 /// Drops what no controller reads and what may be as large as the object itself.
@@ -168,13 +167,45 @@ mod tests {
         assert_eq!(names(&cache), ["a1", "b1", "b2"]);
     }
 
-    #[tokio::test]
-    async fn readers_are_released_with_everything_in_place() {
+    fn with_uid(name: &str, uid: &str) -> ConfigMap {
+        let mut object = object("a", name);
+        object.metadata.uid = Some(uid.into());
+        object
+    }
+
+    /// Each thing that was touched: `+` present, `-` gone, and its UID.
+    fn said(touched: &[Touched<ConfigMap>]) -> Vec<String> {
+        let said = |touched: &Touched<ConfigMap>| match touched {
+            Touched::Present(object) => format!("+{}", object.uid().unwrap_or_default()),
+            Touched::Gone(object) => format!("-{}", object.uid().unwrap_or_default()),
+        };
+        touched.iter().map(said).collect()
+    }
+
+    #[test]
+    fn an_object_that_was_made_again_unseen_is_gone_first() {
         let mut cache = Cache::new(vec![None]);
         cache.apply(0, Event::Init);
-        cache.apply(0, Event::InitApply(object("a", "a1")));
+        assert_eq!(said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))), ["+1"]);
         cache.apply(0, Event::InitDone);
-        cache.store().wait_until_ready().await.unwrap();
-        assert_eq!(names(&cache), ["a1"]);
+        assert_eq!(said(&cache.apply(0, Event::Apply(with_uid("x", "1")))), ["+1"]);
+        cache.apply(0, Event::Init);
+        assert_eq!(said(&cache.apply(0, Event::InitApply(with_uid("x", "2")))), ["-1", "+2"]);
+        assert!(cache.apply(0, Event::InitDone).is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_is_cleared_is_gone_until_it_is_listed_again() {
+        let mut cache = Cache::new(vec![None]);
+        let store = cache.store();
+        store.wait_until_ready().await.unwrap();
+        for _ in 0..2 {
+            cache.apply(0, Event::Init);
+            assert_eq!(said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))), ["+1"]);
+            cache.apply(0, Event::InitDone);
+            assert!(cache.synced() && store.len() == 1);
+            assert_eq!(said(&cache.clear()), ["-1"]);
+            assert!(!cache.synced() && store.is_empty());
+        }
     }
 }

@@ -28,15 +28,16 @@ const WATCH_MARGIN: Duration = Duration::from_secs(15);
 /// Why a request was not answered, or not even sent.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// A write, while this replica does not hold the lease.
-    #[error("not written: this replica does not hold the lease")]
+    /// A write, while this replica does not hold the lease: it was not sent, or its answer was not waited for.
+    #[error("given up: this replica does not hold the lease")]
     NotLeading,
     /// No answer began within the timeout.
     #[error("the apiserver did not answer within {0:?}")]
     Timeout(Duration),
 }
 
-/// True if `error` says that a write was held back because this replica does not hold the lease.
+/// True if `error` says that a write was given up because this replica does not hold the lease. One that was on its way
+/// when the lease went may have been done.
 pub fn is_not_leading(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(Refused::NotLeading)))
 }

@@ -3,14 +3,15 @@
 use futures::StreamExt;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::PartialObjectMeta;
-use kube::runtime::watcher::Event;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tracing::warn;
 
+use super::metrics::Metrics;
+use super::watching::{self, Told};
 use crate::api::common::SCHEMA;
+use crate::api::schema::SchemaMark;
 use crate::registry::Kind;
 
 /// What is known of a CRD.
@@ -22,29 +23,36 @@ pub enum Presence {
     Absent(String),
 }
 
-/// Follows the CRD of `kind`; nothing is known until its watch has answered.
-pub fn follow(client: Client, kind: &Kind, tasks: &mut JoinSet<()>) -> watch::Receiver<Option<Presence>> {
+/// What is known of the CRD of `kind`, as long as the returned future follows it; nothing before its watch has answered.
+pub fn follow(
+    client: Client,
+    kind: &Kind,
+    watches: &watcher::Config,
+    metrics: Metrics,
+) -> (watch::Receiver<Option<Presence>>, impl Future<Output = ()> + Send + use<>) {
     let (sender, receiver) = watch::channel(None);
     let (name, ours) = (kind.crd_name(), kind.schema());
-    tasks.spawn(async move {
+    let config = watches.clone().fields(&format!("metadata.name={name}"));
+    let follow = async move {
         let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
-        let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
-        let mut events = std::pin::pin!(watcher(api, config).default_backoff());
+        let mut told = std::pin::pin!(watching::watch(api, config));
         let mut listed = None;
-        while let Some(event) = events.next().await {
-            let presence = match event {
-                Ok(Event::Init) => {
+        while let Some(told) = told.next().await {
+            let presence = match told {
+                Told::Shown(Event::Init) => {
                     listed = None;
                     continue;
                 }
-                Ok(Event::InitApply(crd)) => {
+                Told::Shown(Event::InitApply(crd)) => {
                     listed = Some(judge(&name, &crd, &ours));
                     continue;
                 }
-                Ok(Event::InitDone) => listed.take().unwrap_or_else(|| missing(&name)),
-                Ok(Event::Apply(crd)) => judge(&name, &crd, &ours),
-                Ok(Event::Delete(_)) => missing(&name),
-                Err(error) => {
+                Told::Shown(Event::InitDone) => listed.take().unwrap_or_else(|| missing(&name)),
+                Told::Shown(Event::Apply(crd)) => judge(&name, &crd, &ours),
+                Told::Shown(Event::Delete(_)) => missing(&name),
+                Told::Stands => continue,
+                Told::Failed(error) => {
+                    metrics.watch_restarted("customresourcedefinitions.apiextensions.k8s.io");
                     warn!(crd = name, error = &error as &dyn std::error::Error, "the CRD's watch failed; it goes on");
                     continue;
                 }
@@ -55,23 +63,50 @@ pub fn follow(client: Client, kind: &Kind, tasks: &mut JoinSet<()>) -> watch::Re
                 news
             });
         }
-    });
-    receiver
+    };
+    (receiver, follow)
 }
 
 fn missing(name: &str) -> Presence {
     Presence::Absent(format!("CRD {name} is not installed"))
 }
 
-/// A CRD without our mark is an older one: it would prune our fields without a word.
-fn judge(name: &str, crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &str) -> Presence {
-    match crd.annotations().get(SCHEMA) {
-        Some(theirs) if theirs == ours => Presence::Present,
-        Some(theirs) => Presence::Absent(format!(
-            "CRD {name} has schema {theirs}, not {ours}: install this version's CRDs (quartermaster crds | kubectl apply -f -)"
-        )),
-        None => Presence::Absent(format!(
-            "CRD {name} is not this program's: install its CRDs (quartermaster crds | kubectl apply -f -)"
-        )),
+/// An older CRD prunes our fields without a word; so does one that is not ours. A newer one keeps them.
+fn judge(name: &str, crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &SchemaMark) -> Presence {
+    let theirs = crd.annotations().get(SCHEMA).map(|theirs| (theirs, theirs.parse::<SchemaMark>()));
+    let what = match theirs {
+        Some((_, Ok(theirs))) if theirs.keeps(ours) => return Presence::Present,
+        Some((text, Ok(theirs))) if theirs.number < ours.number => format!("is older (schema {text}, not {ours})"),
+        Some((text, _)) => format!("has another schema ({text}, not {ours})"),
+        None => "is not this program's".into(),
+    };
+    Presence::Absent(format!("CRD {name} {what}: install this version's (quartermaster crds | kubectl apply -f -)"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::the_same(Some("2-aa"), None)]
+    #[case::of_a_later_version(Some("10-bb"), None)]
+    #[case::of_an_earlier_version(Some("1-cc"), Some("is older (schema 1-cc, not 2-aa)"))]
+    #[case::changed_by_somebody(Some("2-dd"), Some("has another schema (2-dd, not 2-aa)"))]
+    #[case::without_a_number(Some("aa"), Some("has another schema (aa, not 2-aa)"))]
+    #[case::of_another_program(None, Some("is not this program's"))]
+    fn a_crd_is_ours_when_it_keeps_our_fields(#[case] theirs: Option<&str>, #[case] words: Option<&str>) {
+        let mut crd = PartialObjectMeta::<CustomResourceDefinition>::default();
+        crd.metadata.annotations = theirs.map(|theirs| [(SCHEMA.to_owned(), theirs.to_owned())].into());
+        match (judge("x.example.com", &crd, &"2-aa".parse().unwrap()), words) {
+            (Presence::Present, None) => {}
+            (Presence::Absent(said), Some(words)) => {
+                assert!(said.starts_with(&format!("CRD x.example.com {words}:")), "{said}");
+            }
+            (presence, _) => panic!("{presence:?}"),
+        }
     }
 }

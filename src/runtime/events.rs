@@ -1,8 +1,16 @@
 //! Kubernetes Events, written beside the passes: a slow or refused one never holds up or fails a pass.
+//!
+//! Each is written as it is. kube's `Recorder` makes one series of all that have one reason, under the first one's note;
+//! who publishes here says the same thing only once, so each note is news.
 
+use std::sync::Arc;
+
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::PostParams;
+use kube::{Api, Client};
 use tokio::sync::mpsc;
 use tracing::warn;
 
@@ -10,48 +18,151 @@ use tracing::warn;
 const WAITING: usize = 1024;
 /// The API's limit of an Event's note, in bytes.
 const MAX_NOTE: usize = 1024;
+/// The API's limit of the reporting instance, in bytes.
+const MAX_INSTANCE: usize = 128;
+/// What the API keeps of a `generateName`, less the hyphen at its end.
+const MAX_NAME: usize = 57;
 
 /// Publishes the Events of one controller.
 #[derive(Clone)]
-pub struct Events(mpsc::Sender<(Event, ObjectReference)>);
+pub struct Events {
+    controller: Arc<str>,
+    instance: Arc<str>,
+    queue: mpsc::Sender<Box<Event>>,
+}
 
 impl Events {
     /// A publisher whose Events name `controller` and are written by the returned future, one at a time.
     pub fn new(client: Client, controller: &str, instance: &str) -> (Self, impl Future<Output = ()> + Send + use<>) {
-        let (sender, mut receiver) = mpsc::channel::<(Event, ObjectReference)>(WAITING);
-        // One recorder a controller: it aggregates what is repeated in a cache of its own.
-        let reporter = Reporter { controller: controller.into(), instance: Some(instance.into()) };
-        let recorder = Recorder::new(client, reporter);
+        let (queue, mut waiting) = mpsc::channel::<Box<Event>>(WAITING);
         let write = async move {
-            while let Some((event, regarding)) = receiver.recv().await {
-                if let Err(error) = recorder.publish(&event, &regarding).await {
+            while let Some(event) = waiting.recv().await {
+                let api = Api::namespaced(client.clone(), event.metadata.namespace.as_deref().unwrap_or("default"));
+                if let Err(error) = api.create(&PostParams::default(), event.as_ref()).await {
                     // A namespace that is going takes no Events.
                     warn!(reason = event.reason, error = &error as &dyn std::error::Error, "an Event was not written");
                 }
             }
+            // Nobody is left to publish one: the process ends.
+            std::future::pending::<()>().await;
         };
-        (Self(sender), write)
+        (Self { controller: controller.into(), instance: cut(instance, MAX_INSTANCE).into(), queue }, write)
     }
 
     /// Something that is as it should be.
     pub fn normal(&self, regarding: ObjectReference, action: &str, reason: &str, note: String) {
-        self.publish(EventType::Normal, regarding, action, reason, note);
+        self.publish("Normal", regarding, action, reason, note);
     }
 
     /// Something that somebody should look at.
     pub fn warning(&self, regarding: ObjectReference, action: &str, reason: &str, note: String) {
-        self.publish(EventType::Warning, regarding, action, reason, note);
+        self.publish("Warning", regarding, action, reason, note);
     }
 
-    fn publish(&self, type_: EventType, regarding: ObjectReference, action: &str, reason: &str, mut note: String) {
-        let mut cut = note.len().min(MAX_NOTE);
-        while !note.is_char_boundary(cut) {
-            cut -= 1;
-        }
-        note.truncate(cut);
-        let event = Event { type_, reason: reason.into(), note: Some(note), action: action.into(), secondary: None };
-        if self.0.try_send((event, regarding)).is_err() {
+    fn publish(&self, type_: &str, regarding: ObjectReference, action: &str, reason: &str, mut note: String) {
+        note.truncate(cut(&note, MAX_NOTE).len());
+        // What the API server adds to it must leave a DNS subdomain.
+        let name = cut(regarding.name.as_deref().unwrap_or_default(), MAX_NAME);
+        let name = name.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+        let event = Event {
+            metadata: ObjectMeta {
+                generate_name: Some(format!("{name}-")),
+                namespace: regarding.namespace.clone(),
+                ..ObjectMeta::default()
+            },
+            type_: Some(type_.into()),
+            action: Some(action.into()),
+            reason: Some(reason.into()),
+            note: Some(note),
+            event_time: Some(MicroTime(Timestamp::now())),
+            regarding: Some(regarding),
+            reporting_controller: Some(self.controller.to_string()),
+            reporting_instance: Some(self.instance.to_string()),
+            ..Event::default()
+        };
+        if self.queue.try_send(Box::new(event)).is_err() {
             warn!(reason, "an Event was dropped: too many wait to be written");
         }
+    }
+}
+
+/// The beginning of `text` in at most `most` bytes, in whole characters.
+fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use tower::{BoxError, service_fn};
+
+    use super::*;
+
+    fn regarding(name: &str) -> ObjectReference {
+        ObjectReference { name: Some(name.into()), namespace: Some("shop".into()), ..ObjectReference::default() }
+    }
+
+    /// The requests that these Events become.
+    async fn written(publish: impl FnOnce(&Events), count: usize) -> Vec<(Method, String, Event)> {
+        let (seen, mut requests) = mpsc::unbounded_channel();
+        let server = service_fn(move |request: Request<Body>| {
+            let seen = seen.clone();
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = body.collect_bytes().await?;
+                let event: Event = serde_json::from_slice(&body)?;
+                seen.send((parts.method, parts.uri.path().to_owned(), event)).unwrap();
+                Ok::<_, BoxError>(Response::new(Body::from(body)))
+            }
+        });
+        let (events, write) = Events::new(Client::new(server, "default"), "trackedfield", &"qm-0".repeat(50));
+        publish(&events);
+        let writer = tokio::spawn(write);
+        let mut written = Vec::new();
+        while written.len() < count {
+            written.push(requests.recv().await.unwrap());
+        }
+        writer.abort();
+        written
+    }
+
+    #[tokio::test]
+    async fn each_is_written_with_its_own_words() {
+        let publish = |events: &Events| {
+            events.warning(regarding("web"), "Notify", "DeliveryFailed", "1: too old".into());
+            events.warning(regarding("web"), "Notify", "DeliveryFailed", "2: too old".into());
+            events.normal(regarding("web"), "Test", "Ready", "messages can be sent".into());
+        };
+        let written = written(publish, 3).await;
+        let notes: Vec<_> = written.iter().map(|(_, _, event)| event.note.clone().unwrap()).collect();
+        assert_eq!(notes, ["1: too old", "2: too old", "messages can be sent"]);
+        for (method, path, event) in &written {
+            assert_eq!((method, path.as_str()), (&Method::POST, "/apis/events.k8s.io/v1/namespaces/shop/events"));
+            assert_eq!(event.metadata.generate_name.as_deref(), Some("web-"));
+            assert_eq!(event.reporting_controller.as_deref(), Some("trackedfield"));
+            assert!(event.event_time.is_some() && event.regarding == Some(regarding("web")));
+        }
+        let types: Vec<_> = written.iter().map(|(_, _, event)| event.type_.clone().unwrap()).collect();
+        assert_eq!(types, ["Warning", "Warning", "Normal"]);
+    }
+
+    #[tokio::test]
+    async fn everything_is_cut_to_what_the_api_takes() {
+        let long = format!("{}.{}", "a".repeat(MAX_NAME - 1), "b".repeat(200));
+        let publish = |events: &Events| {
+            events.warning(regarding(&long), "Notify", "DeliveryFailed", format!("a{}", "\u{e4}".repeat(1000)));
+        };
+        let (_, _, event) = written(publish, 1).await.remove(0);
+        let note = event.note.unwrap();
+        assert_eq!(note.len(), MAX_NOTE - 1, "in whole characters");
+        assert_eq!(event.metadata.generate_name.unwrap(), format!("{}-", "a".repeat(MAX_NAME - 1)));
+        assert_eq!(event.reporting_instance.unwrap().len(), MAX_INSTANCE);
     }
 }

@@ -4,16 +4,18 @@ use std::fmt::Debug;
 
 use futures::StreamExt;
 use futures::stream::SelectAll;
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
+use tokio::sync::watch::error::RecvError;
 use tracing::{info, warn};
 
 use super::cache::{Cache, Touched};
 use super::crds::Presence;
-use super::health::{Health, State};
+use super::health::{Health, State, Watchdog};
 use super::metrics::Metrics;
+use super::watching::{self, Told};
 
 /// What feeds a cache.
 pub struct Feed<K> {
@@ -29,6 +31,8 @@ pub struct Feed<K> {
     pub health: Health,
     /// and who else.
     pub phase: watch::Sender<State>,
+    /// Who sees to it that it does not get stuck.
+    pub watchdog: Watchdog,
     /// Whether the CRD is there.
     pub presence: watch::Receiver<Option<Presence>>,
 }
@@ -38,18 +42,25 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
     /// Never ends by itself. `on` is told what becomes of each object, and whether all have been seen; when they have, of
-    /// each once more.
+    /// each once more. While the CRD is not there, or is an older one, nothing is.
     pub async fn run(mut self, mut cache: Cache<K>, on: impl Fn(Touched<K>, bool) + Send + Sync + 'static) {
         loop {
             let presence = self.presence.wait_for(Option::is_some).await.map(|presence| presence.clone());
             match presence {
                 Ok(Some(Presence::Absent(why))) => {
                     self.say(State::Absent(why));
+                    // A pass over what an older CRD has pruned would take it for what stands there.
+                    cache.clear().into_iter().for_each(|gone| on(gone, false));
                     if self.presence.changed().await.is_err() {
                         return;
                     }
                 }
-                Ok(_) => self.watch(&mut cache, &on).await,
+                Ok(_) => {
+                    if self.watch(&mut cache, &on).await.is_err() {
+                        return;
+                    }
+                }
+                // Whoever follows the CRD is gone, which ends the process.
                 Err(_) => return,
             }
         }
@@ -64,21 +75,24 @@ where
     }
 
     /// Until the CRD changes.
-    async fn watch(&mut self, cache: &mut Cache<K>, on: &(impl Fn(Touched<K>, bool) + Send + Sync)) {
+    async fn watch(
+        &mut self,
+        cache: &mut Cache<K>,
+        on: &(impl Fn(Touched<K>, bool) + Send + Sync),
+    ) -> Result<(), RecvError> {
         self.say(State::Syncing);
-        cache.restart();
         let watch = |(index, api): (usize, &Api<K>)| {
-            let events = watcher(api.clone(), self.watches.clone()).default_backoff();
-            events.map(move |event| (index, event)).boxed()
+            watching::watch(api.clone(), self.watches.clone()).map(move |told| (index, told)).boxed()
         };
-        let mut events: SelectAll<_> = self.apis.iter().enumerate().map(watch).collect();
+        let mut told: SelectAll<_> = self.apis.iter().enumerate().map(watch).collect();
         loop {
-            let event = tokio::select! {
-                _ = self.presence.changed() => return,
-                event = events.next() => event,
+            let told = tokio::select! {
+                changed = self.presence.changed() => return changed,
+                Some(told) = told.next() => told,
             };
-            match event {
-                Some((index, Ok(event))) => {
+            match told {
+                (index, Told::Shown(event)) => {
+                    let _busy = self.watchdog.busy();
                     let synced = cache.synced();
                     for touched in cache.apply(index, event) {
                         on(touched, synced);
@@ -88,12 +102,68 @@ where
                         self.say(State::Synced);
                     }
                 }
-                Some((_, Err(error))) => {
-                    self.metrics.watch_restarted(&K::plural(&()));
+                (_, Told::Stands) => {}
+                (_, Told::Failed(error)) => {
+                    self.metrics.watch_restarted(&format!("{}.{}", K::plural(&()), K::group(&())));
                     warn!(kind = self.name, error = &error as &dyn std::error::Error, "the watch failed; it goes on");
                 }
-                None => return,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::time::Duration;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::ResourceExt;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::runtime::watching::tests::{api, object};
+
+    #[tokio::test(start_paused = true)]
+    async fn an_older_crd_takes_the_objects_away_until_it_is_mended() {
+        let (apis, _) = api(|_, _| (200, vec![object("x", "5")]));
+        let (presence, follow) = watch::channel(None);
+        let (say, mut phase) = watch::channel(State::Syncing);
+        let feed = Feed {
+            name: "configmap",
+            apis: vec![apis],
+            watches: watcher::Config::default(),
+            metrics: Metrics::new(),
+            health: Health::new(),
+            watchdog: Health::new().watchdog("cache", Duration::from_mins(1)),
+            phase: say,
+            presence: follow,
+        };
+        let cache = Cache::new(vec![None]);
+        let store = cache.store();
+        let (told, mut tells) = mpsc::unbounded_channel();
+        let on = move |touched: Touched<ConfigMap>, all_seen: bool| {
+            let words = match touched {
+                Touched::Present(object) => format!("+{} {all_seen}", object.name_any()),
+                Touched::Gone(object) => format!("-{}", object.name_any()),
+            };
+            told.send(words).unwrap();
+        };
+        let feed = tokio::spawn(feed.run(cache, on));
+        for _ in 0..2 {
+            presence.send_replace(Some(Presence::Present));
+            phase.wait_for(|phase| *phase == State::Synced).await.unwrap();
+            assert_eq!(
+                (tells.recv().await.unwrap(), tells.recv().await.unwrap()),
+                ("+x false".into(), "+x true".into())
+            );
+            presence.send_replace(Some(Presence::Absent("older".into())));
+            assert_eq!(tells.recv().await.unwrap(), "-x");
+            assert_eq!(*phase.borrow(), State::Absent("older".into()));
+            assert!(store.is_empty());
+        }
+        drop(presence);
+        feed.await.unwrap();
     }
 }

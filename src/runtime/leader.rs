@@ -7,6 +7,10 @@
 //! counts from before the renewal was sent, a lease that another holds is lost at once, and the right to write is
 //! computed from the time at each write, so that a process that was stopped past its lease writes nothing when it
 //! goes on.
+//!
+//! That time is the machine's monotonic clock, which stands still while the machine itself is suspended. One that wakes
+//! past its lease may let writes through until its next renewal is refused, about a retry period later; they meet the
+//! guards on UID and resourceVersion that every write carries.
 
 use std::env;
 use std::fmt;
@@ -24,11 +28,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 use uuid::Uuid;
 
+use super::health::Watchdog;
 use super::telemetry::causes;
 use crate::cli::Timings;
-
-/// Name of the Lease, in the operator's namespace.
-pub const LEASE: &str = "quartermaster";
 
 /// A candidate asks for the lease after the retry period times a random number from 1 to this (client-go's factor).
 pub const JITTER: f64 = 2.2;
@@ -110,13 +112,15 @@ pub enum Outcome<T> {
 }
 
 /// A candidate for the lease.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Election {
     api: Api<Lease>,
+    name: String,
     identity: String,
     duration: Duration,
     renew_deadline: Duration,
     retry_period: Duration,
+    watchdog: Watchdog,
 }
 
 /// The lease as it was last seen, and when it first looked like that.
@@ -126,20 +130,29 @@ struct Seen {
 }
 
 impl Election {
-    /// `client` is the one of [`super::client::lease`]: it does not retry, and the fence is not in its way.
-    pub fn new(client: Client, namespace: &str, identity: String, timings: &Timings) -> Self {
+    /// A candidate for the Lease `name` in `namespace`. `client` is the one of [`super::client::lease`]: it does not retry,
+    /// and the fence is not in its way. `watchdog` watches over each attempt.
+    pub fn new(
+        client: Client,
+        (namespace, name): (&str, &str),
+        identity: String,
+        timings: &Timings,
+        watchdog: Watchdog,
+    ) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
+            name: name.into(),
             identity,
             duration: timings.lease_duration,
             renew_deadline: timings.lease_renew_deadline,
             retry_period: timings.lease_retry_period,
+            watchdog,
         }
     }
 
     /// Waits for the lease and opens `fence`. None when told to stop first.
     async fn acquire(&self, fence: &Fence, stop: &CancellationToken) -> Option<(Instant, Option<Seen>)> {
-        info!(lease = LEASE, identity = self.identity, "waiting for the lease");
+        info!(lease = self.name, identity = self.identity, "waiting for the lease");
         let (mut seen, mut complaint) = (None, Complaint::default());
         loop {
             let started = Instant::now();
@@ -151,10 +164,16 @@ impl Election {
                     return None;
                 }
             };
+            // It may have taken the lease without our hearing of it.
+            let unheard = match &attempt {
+                Ok(Ok(_)) => false,
+                Ok(Err(error)) => may_have_been_done(error),
+                Err(_) => true,
+            };
             match attempt {
                 Ok(Ok(true)) => {
                     fence.renewed(started, self.renew_deadline);
-                    info!(lease = LEASE, identity = self.identity, "holding the lease");
+                    info!(lease = self.name, identity = self.identity, "holding the lease");
                     return Some((started, seen));
                 }
                 Ok(Ok(false)) => complaint.clear(),
@@ -167,7 +186,12 @@ impl Election {
             }
             tokio::select! {
                 () = sleep(pause) => {}
-                () = stop.cancelled() => return None,
+                () = stop.cancelled() => {
+                    if unheard {
+                        self.release(None).await;
+                    }
+                    return None;
+                }
             }
         }
     }
@@ -181,7 +205,7 @@ impl Election {
             let started = Instant::now();
             let left = self.renew_deadline.saturating_sub(started - renewed);
             if left.is_zero() {
-                warn!(lease = LEASE, "the lease was not renewed in time: lost");
+                warn!(lease = self.name, "the lease was not renewed in time: lost");
                 return;
             }
             match timeout(left.min(self.renew_deadline / 2), self.try_hold(seen)).await {
@@ -192,7 +216,7 @@ impl Election {
                 }
                 Ok(Ok(false)) => {
                     let holder = seen.as_ref().and_then(|seen| holder(&seen.lease));
-                    warn!(lease = LEASE, holder, "another replica holds the lease: lost");
+                    warn!(lease = self.name, holder, "another replica holds the lease: lost");
                     return;
                 }
                 Ok(Err(error)) => complaint.say(causes(&error), "cannot renew the lease"),
@@ -203,6 +227,7 @@ impl Election {
 
     /// Takes or renews the lease, once. False: another holds it.
     async fn try_hold(&self, seen: &mut Option<Seen>) -> Result<bool, Error> {
+        let _busy = self.watchdog.busy();
         // Who holds it writes over the version it knows, without reading first.
         if let Some(ours) = seen.as_ref().filter(|seen| self.is_ours(&seen.lease)) {
             match self.write(&ours.lease, self.next_spec(ours.lease.spec.as_ref())).await {
@@ -215,9 +240,9 @@ impl Election {
                 Err(error) => return Err(error),
             }
         }
-        let written = match self.api.get_opt(LEASE).await? {
+        let written = match self.api.get_opt(&self.name).await? {
             None => {
-                let metadata = ObjectMeta { name: Some(LEASE.into()), ..ObjectMeta::default() };
+                let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
                 let lease = Lease { metadata, spec: Some(self.next_spec(None)) };
                 self.api.create(&PostParams::default(), &lease).await
             }
@@ -227,7 +252,7 @@ impl Election {
                 let at = seen.as_ref().filter(|seen| seen.lease.spec == lease.spec).map_or(now, |seen| seen.at);
                 let current = seen.insert(Seen { lease, at });
                 if holder(&current.lease).is_some() && !self.is_ours(&current.lease) && now < self.end(current) {
-                    debug!(lease = LEASE, holder = holder(&current.lease), "another replica holds the lease");
+                    debug!(lease = self.name, holder = holder(&current.lease), "another replica holds the lease");
                     return Ok(false);
                 }
                 self.write(&current.lease, self.next_spec(current.lease.spec.as_ref())).await
@@ -253,7 +278,7 @@ impl Election {
                     result => return result.map(|_| true),
                 }
             }
-            match self.api.get_opt(LEASE).await? {
+            match self.api.get_opt(&self.name).await? {
                 Some(lease) if self.is_ours(&lease) => {
                     self.write(&lease, released_spec(lease.spec.as_ref())).await.map(|_| true)
                 }
@@ -261,19 +286,19 @@ impl Election {
             }
         };
         match timeout(RELEASE, work).await {
-            Ok(Ok(true)) => info!(lease = LEASE, "gave the lease back"),
+            Ok(Ok(true)) => info!(lease = self.name, "gave the lease back"),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => {
-                warn!(lease = LEASE, error = causes(&error), "cannot give the lease back; it ends by itself");
+                warn!(lease = self.name, error = causes(&error), "cannot give the lease back; it ends by itself");
             }
-            Err(_) => warn!(lease = LEASE, "no time to give the lease back; it ends by itself"),
+            Err(_) => warn!(lease = self.name, "no time to give the lease back; it ends by itself"),
         }
     }
 
     /// Replaces that very version of the lease.
     async fn write(&self, version: &Lease, spec: LeaseSpec) -> Result<Lease, Error> {
         let lease = Lease { metadata: version.metadata.clone(), spec: Some(spec) };
-        self.api.replace(LEASE, &PostParams::default(), &lease).await
+        self.api.replace(&self.name, &PostParams::default(), &lease).await
     }
 
     fn is_ours(&self, lease: &Lease) -> bool {
@@ -319,6 +344,11 @@ fn released_spec(last: Option<&LeaseSpec>) -> LeaseSpec {
     }
 }
 
+/// Whether a request that failed so may have been carried out: no answer came, or one of somebody in between.
+fn may_have_been_done(error: &Error) -> bool {
+    !matches!(error, Error::Api(status) if status.code < 500)
+}
+
 fn holder(lease: &Lease) -> Option<&str> {
     lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
 }
@@ -330,9 +360,9 @@ struct Complaint(Option<String>);
 impl Complaint {
     fn say(&mut self, words: String, what: &str) {
         if self.0.as_ref() == Some(&words) {
-            debug!(lease = LEASE, error = words, "{what}");
+            debug!(error = words, "{what}");
         } else {
-            warn!(lease = LEASE, error = words, "{what}");
+            warn!(error = words, "{what}");
             self.0 = Some(words);
         }
     }

@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use kube::core::NamespaceResourceScope;
@@ -17,16 +18,18 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use super::backoff::Policy;
 use super::cache::{Cache, Touched};
 use super::events::Events;
 use super::feed::Feed;
-use super::health::{Health, State};
+use super::health::{Health, State, Watchdog};
 use super::leader::{self, Election, Fence, Outcome};
 use super::metrics::Metrics;
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
+use super::tasks::Tasks;
 use super::{Scope, client, crds};
 use crate::cli::{Config, Timings};
 use crate::registry::{self, Kind};
@@ -50,11 +53,14 @@ pub struct Manager {
     pub metrics: Metrics,
     /// Cancelled when nothing new is to be begun.
     pub draining: CancellationToken,
+    /// What lasts as long as the process is guarded by these.
+    pub tasks: Tasks,
     health: Health,
     identity: String,
-    tasks: JoinSet<()>,
+    running: JoinSet<()>,
     passes: Vec<BoxFuture<'static, ()>>,
     landings: Vec<BoxFuture<'static, ()>>,
+    under_way: TaskTracker,
 }
 
 /// One of our kinds: its objects, and what wakes its passes.
@@ -75,19 +81,32 @@ pub struct Watched<K: Resource<DynamicType = ()> + Clone + 'static> {
 pub struct Phase(watch::Receiver<State>);
 
 impl Phase {
+    /// Why objects of this kind are not served: its CRD is missing or an older one, or it is switched off. None while they
+    /// are, and while that is not known yet. That one of them is not cached then says nothing of whether it exists.
+    pub fn absent(&self) -> Option<String> {
+        match &*self.0.borrow() {
+            State::Absent(why) => Some(why.clone()),
+            State::Syncing | State::Synced => None,
+        }
+    }
+
     /// Waits until the cache is filled, or the CRD found missing.
     async fn settled(&mut self) {
-        // The sender lives as long as the process.
+        // The sender is gone once its last word is said.
         let _ = self.0.wait_for(|phase| *phase != State::Syncing).await;
     }
 }
 
-/// Runs the operator until `stop` is cancelled, or the lease is lost.
+/// Runs the operator until `stop` is cancelled.
+///
+/// # Errors
+/// When it cannot start, when the lease is lost, and when one of `tasks` ends that must not.
 pub async fn run(
     config: Config,
     kubernetes: kube::Config,
     metrics: Metrics,
     health: Health,
+    tasks: Tasks,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let fence = if config.leader_elect { Fence::shut() } else { Fence::open() };
@@ -100,9 +119,11 @@ pub async fn run(
         scope: Scope::of(&config.watch_namespaces),
         identity: leader::identity(config.pod_name.as_deref()),
         draining: CancellationToken::new(),
-        tasks: JoinSet::new(),
+        running: JoinSet::new(),
+        tasks: tasks.clone(),
         passes: Vec::new(),
         landings: Vec::new(),
+        under_way: TaskTracker::new(),
         fence,
         client,
         watches,
@@ -113,7 +134,9 @@ pub async fn run(
     for start in registry::START {
         start(&mut manager)?;
     }
-    manager.lead(kubernetes, stop).await
+    let end = stop.child_token();
+    let lead = Box::pin(manager.lead(kubernetes, end.clone()));
+    tasks.supervise(&end, lead).await
 }
 
 /// Streamed lists spare memory; the apiserver is asked until it answers.
@@ -145,43 +168,55 @@ impl Manager {
     /// What the Events of a controller go through.
     pub fn events(&mut self, controller: &str) -> Events {
         let (events, write) = Events::new(self.client.clone(), controller, &self.identity);
-        self.tasks.spawn(write);
+        self.spawn(format!("the writer of {controller}'s Events"), write);
         events
     }
 
     /// Watches a kind and, while this replica leads, runs passes over its objects, once `after` is settled too. `on` is
     /// told of every object, on every replica, and whether all of them have been seen.
+    ///
+    /// # Errors
+    /// When the registry does not have the kind.
     pub fn control<R>(
         &mut self,
         kind: Watched<R::Object>,
         reconciler: Arc<R>,
         mut after: Vec<Phase>,
         on: impl Fn(Touched<R::Object>, bool) + Send + Sync + 'static,
-    ) where
+    ) -> anyhow::Result<()>
+    where
         R: Reconciler,
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned,
     {
         let Watched { store, trigger, mut phase, name, say, cache } = kind;
-        if let Some(kind) = registry::find(name).filter(|_| self.config.controllers.contains(name)) {
+        let kind = registry::find(name).with_context(|| format!("the registry has no kind {name}"))?;
+        if self.config.controllers.contains(name) {
             self.health.set(name, State::Syncing);
             self.feed(kind, cache, say, on);
         } else {
             let off = State::Absent("switched off by --controllers".into());
             self.health.set(name, off.clone());
             say.send_replace(off);
-            // Nobody may take a closed channel for an answer that is still to come.
-            self.tasks.spawn(async move { say.closed().await });
         }
         let limits = self.limits();
-        // A pass that overstays is dropped; a loop that does not even do that is stuck.
-        let watchdog = self.health.watchdog(name, limits.timeout * 2);
-        let runner = Runner::new(name, reconciler, limits, &self.metrics, watchdog);
+        let watchdog = self.watchdog(name);
+        let runner = Runner::new(name, reconciler, limits, &self.metrics, watchdog, self.under_way.clone());
         let passes = async move {
             phase.settled().await;
             join_all(after.iter_mut().map(Phase::settled)).await;
             runner.run(store, trigger).await;
         };
-        self.passes.push(passes.boxed());
+        self.passes.push(self.tasks.guard(format!("the controller of {name}s"), passes).boxed());
+        Ok(())
+    }
+
+    fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
+        self.running.spawn(self.tasks.guard(name, task));
+    }
+
+    /// Watches over a loop that is called `name` in `/livez`.
+    pub fn watchdog(&self, name: impl Into<String>) -> Watchdog {
+        self.health.watchdog(name, longest_step(&self.config.timings))
     }
 
     /// At the end `landing` is waited for a moment: what is under way may come to rest.
@@ -204,7 +239,8 @@ impl Manager {
             + Sync
             + 'static,
     {
-        let presence = crds::follow(self.client.clone(), kind, &mut self.tasks);
+        let (presence, follow) = crds::follow(self.client.clone(), kind, &self.watches, self.metrics.clone());
+        self.spawn(format!("the watch of the CRD of {}s", kind.controller), follow);
         let apis = self.scope.shards().into_iter().map(|shard| match shard {
             Some(namespace) => Api::namespaced(self.client.clone(), &namespace),
             None => Api::all(self.client.clone()),
@@ -215,10 +251,11 @@ impl Manager {
             watches: self.watches.clone(),
             metrics: self.metrics.clone(),
             health: self.health.clone(),
+            watchdog: self.watchdog(format!("{}-cache", kind.controller)),
             phase,
             presence,
         };
-        self.tasks.spawn(feed.run(cache, on));
+        self.spawn(format!("the cache of {}s", kind.controller), feed.run(cache, on));
     }
 
     fn limits(&self) -> Limits {
@@ -232,17 +269,20 @@ impl Manager {
     }
 
     async fn lead(self, kubernetes: kube::Config, stop: CancellationToken) -> anyhow::Result<()> {
-        let Self { config, fence, metrics, draining, identity, passes, landings, tasks, .. } = self;
-        let work = work(passes, landings, stop.clone(), draining, config.timings.drain);
+        let Self { config, fence, metrics, health, draining, identity, passes, landings, under_way, running, .. } =
+            self;
+        let work = work(passes, stop.clone(), rest(draining, landings, under_way, config.timings.drain));
         if !config.leader_elect {
             work.await;
             return Ok(());
         }
-        metrics.show_leadership(fence.clone());
+        metrics.show_leadership(&config.leader_election_id, fence.clone());
         let lease = client::lease(kubernetes, metrics)?;
-        let election = Election::new(lease, &config.operator_namespace, identity, &config.timings);
+        let place = (&*config.operator_namespace, &*config.leader_election_id);
+        let watchdog = health.watchdog("lease", longest_step(&config.timings));
+        let election = Election::new(lease, place, identity, &config.timings, watchdog);
         let outcome = leader::lead(&election, &fence, &stop, work).await;
-        drop(tasks);
+        drop(running);
         match outcome {
             Outcome::Finished(()) | Outcome::Stopped => Ok(()),
             Outcome::Lost => anyhow::bail!("the lease was lost; another process must start anew"),
@@ -250,14 +290,13 @@ impl Manager {
     }
 }
 
-/// Runs the passes until `stop`, then gives what is under way a moment.
-async fn work(
-    passes: Vec<BoxFuture<'static, ()>>,
-    landings: Vec<BoxFuture<'static, ()>>,
-    stop: CancellationToken,
-    draining: CancellationToken,
-    drain: Duration,
-) {
+/// What every loop stays below: a pass that overstays is dropped, and whatever does not even do that is stuck.
+fn longest_step(timings: &Timings) -> Duration {
+    timings.reconcile_timeout * 2
+}
+
+/// Runs the passes until `stop`, and on until `rest` has come.
+async fn work(passes: Vec<BoxFuture<'static, ()>>, stop: CancellationToken, rest: impl Future<Output = ()>) {
     // Tasks of their own: whoever renews the lease polls this, and must not wait for a pass.
     let mut running = JoinSet::new();
     for passes in passes {
@@ -265,7 +304,69 @@ async fn work(
     }
     stop.cancelled().await;
     info!("draining");
+    rest.await;
+}
+
+/// Gives what is under way a moment to come to rest: first what is in the air, while passes still write down what a
+/// receiver took; then the passes themselves, of which no other begins.
+async fn rest(
+    draining: CancellationToken,
+    landings: Vec<BoxFuture<'static, ()>>,
+    under_way: TaskTracker,
+    drain: Duration,
+) {
     draining.cancel();
-    // Passes go on meanwhile, so that what a receiver took is also written down.
-    let _ = tokio::time::timeout(drain, join_all(landings)).await;
+    let rest = async {
+        join_all(landings).await;
+        under_way.close();
+        under_way.wait().await;
+    };
+    let _ = tokio::time::timeout(drain, rest).await;
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const DRAIN: Duration = Duration::from_millis(500);
+
+    #[test]
+    fn a_phase_says_why_its_kind_is_not_served() {
+        let (say, phase) = watch::channel(State::Syncing);
+        let phase = Phase(phase);
+        assert_eq!(phase.absent(), None, "that is not known yet");
+        say.send_replace(State::Absent("switched off".into()));
+        assert_eq!(phase.absent().as_deref(), Some("switched off"));
+        say.send_replace(State::Synced);
+        assert_eq!(phase.absent(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pass_that_runs_is_waited_for_when_nothing_is_in_the_air() {
+        let (draining, under_way) = (CancellationToken::new(), TaskTracker::new());
+        let pass = under_way.token();
+        let resting = tokio::spawn(rest(draining.clone(), Vec::new(), under_way.clone(), DRAIN));
+        draining.cancelled().await;
+        tokio::time::sleep(DRAIN / 2).await;
+        assert!(!resting.is_finished() && under_way.is_closed());
+        let ended = Instant::now();
+        drop(pass);
+        resting.await.unwrap();
+        assert_eq!(ended.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_is_waited_for_longer_than_a_moment() {
+        let began = Instant::now();
+        let under_way = TaskTracker::new();
+        let _pass = under_way.token();
+        rest(CancellationToken::new(), Vec::new(), under_way, DRAIN).await;
+        let hangs = vec![std::future::pending().boxed()];
+        rest(CancellationToken::new(), hangs, TaskTracker::new(), DRAIN).await;
+        assert_eq!(began.elapsed(), DRAIN * 2);
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! What controller-runtime also measures has its names, so that its dashboards work
 //! (<https://book.kubebuilder.io/reference/metrics-reference>); what is ours begins with `quartermaster_`.
-//! Names of objects are never labels.
+//! Names of objects are never labels. Of its `workqueue_*` there is none: kube keeps the queue, and tells nothing of it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -26,7 +26,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
-use super::leader::{Fence, LEASE};
+use super::leader::Fence;
 use crate::cli::VERSION;
 
 mod process;
@@ -54,11 +54,8 @@ struct Inner {
     reconcile_seconds: Histograms<1>,
     reconcile_limit: Gauges<1>,
     reconcile_active: Gauges<1>,
-    queue_depth: Gauges<2>,
-    queue_adds: Counters<2>,
-    queue_retries: Counters<2>,
     api_requests: Counters<3>,
-    leadership: Arc<OnceLock<Fence>>,
+    leadership: Arc<OnceLock<(String, Fence)>>,
     notifications: Counters<2>,
     notification_latency: Histogram,
     notifications_pending: Gauge,
@@ -134,9 +131,6 @@ impl Metrics {
             reconcile_seconds: Family::new_with_constructor(reconcile_histogram),
             reconcile_limit: Gauges::default(),
             reconcile_active: Gauges::default(),
-            queue_depth: Gauges::default(),
-            queue_adds: Counters::default(),
-            queue_retries: Counters::default(),
             api_requests: Counters::default(),
             leadership: leadership.clone(),
             notifications: Counters::default(),
@@ -159,9 +153,6 @@ impl Metrics {
             inner.reconcile_limit.clone(),
         );
         r.register("controller_runtime_active_workers", "Passes that run now", inner.reconcile_active.clone());
-        r.register("workqueue_depth", "Objects that are due and wait for a pass", inner.queue_depth.clone());
-        r.register("workqueue_adds", "Objects that became due", inner.queue_adds.clone());
-        r.register("workqueue_retries", "Passes that were put off by a backoff", inner.queue_retries.clone());
         r.register(
             "rest_client_requests",
             "Requests to the apiserver by status code, or <error> when there was no answer",
@@ -205,7 +196,6 @@ impl Metrics {
     pub fn controller(&self, name: &'static str, limit: usize) -> ControllerMetrics {
         let m = &self.0;
         let controller = label([("controller", name)]);
-        let queue = label([("name", name), ("controller", name)]);
         m.reconcile_limit.get_or_create(&controller).set(i64::try_from(limit).unwrap_or(i64::MAX));
         ControllerMetrics {
             results: Reconciled::ALL.map(|result| {
@@ -215,9 +205,6 @@ impl Metrics {
             panics: m.reconcile_panics.get_or_create_owned(&controller),
             seconds: m.reconcile_seconds.get_or_create_owned(&controller),
             active: m.reconcile_active.get_or_create_owned(&controller),
-            depth: m.queue_depth.get_or_create_owned(&queue),
-            adds: m.queue_adds.get_or_create_owned(&queue),
-            retries: m.queue_retries.get_or_create_owned(&queue),
         }
     }
 
@@ -228,10 +215,11 @@ impl Metrics {
         self.0.api_requests.get_or_create(&labels).inc();
     }
 
-    /// From now on `leader_election_master_status` says whether `fence` is held. Without leader election it is absent.
-    pub fn show_leadership(&self, fence: Fence) {
+    /// From now on `leader_election_master_status` says whether `fence`, that of the Lease `name`, is held. Without leader
+    /// election it is absent.
+    pub fn show_leadership(&self, name: &str, fence: Fence) {
         // A second call would speak of the same lease.
-        let _ = self.0.leadership.set(fence);
+        let _ = self.0.leadership.set((name.into(), fence));
     }
 
     /// Counts what became of one request to a receiver.
@@ -269,7 +257,7 @@ impl Metrics {
         self.0.entries_expired.inc_by(count);
     }
 
-    /// A watch of `resource` (the plural, such as `deployments.apps`) broke, or had to list again.
+    /// A watch of `resource` (with its group, as `deployments.apps`) failed.
     pub fn watch_restarted(&self, resource: &str) {
         self.0.watch_restarts.get_or_create(&[("resource", resource.to_owned().into())]).inc();
     }
@@ -298,9 +286,6 @@ pub struct ControllerMetrics {
     panics: Counter,
     seconds: Histogram,
     active: Gauge,
-    depth: Gauge,
-    adds: Counter,
-    retries: Counter,
 }
 
 impl ControllerMetrics {
@@ -326,21 +311,6 @@ impl ControllerMetrics {
     pub fn panicked(&self) {
         self.panics.inc();
     }
-
-    /// So many objects are due and wait for a pass.
-    pub fn queue_depth(&self, depth: usize) {
-        self.depth.set(i64::try_from(depth).unwrap_or(i64::MAX));
-    }
-
-    /// An object became due.
-    pub fn queue_added(&self) {
-        self.adds.inc();
-    }
-
-    /// A pass was put off by a backoff.
-    pub fn queue_retried(&self) {
-        self.retries.inc();
-    }
 }
 
 /// A pass that runs.
@@ -355,15 +325,15 @@ impl Drop for Active {
 
 /// Asked at each scrape, so that a lease which ran out shows at once.
 #[derive(Debug)]
-struct Leadership(Arc<OnceLock<Fence>>);
+struct Leadership(Arc<OnceLock<(String, Fence)>>);
 
 impl Collector for Leadership {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(fence) = self.0.get() else { return Ok(()) };
+        let Some((lease, fence)) = self.0.get() else { return Ok(()) };
         let (name, help) = ("leader_election_master_status", "1 while this replica holds the lease.");
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         let value = ConstGauge::new(i64::from(fence.held()));
-        value.encode(family.encode_family(&label([("name", LEASE)]))?)
+        value.encode(family.encode_family(&[("name", lease.as_str())])?)
     }
 }
 

@@ -19,8 +19,10 @@ pub mod leader;
 pub mod manager;
 pub mod metrics;
 pub mod reconciler;
+pub mod tasks;
 pub mod telemetry;
 pub mod watch_hub;
+pub mod watching;
 pub mod written;
 
 /// Namespace and name of an object of ours. Cheap to clone: it is a key in many maps.

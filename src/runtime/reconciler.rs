@@ -1,7 +1,6 @@
 //! The trait that a controller implements, and what surrounds each of its passes: a time limit, a guard against panics,
 //! a growing delay after failures, a cap on how many run at once, one log line, one measurement.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -10,17 +9,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::{FutureExt, StreamExt};
+use kube::core::Status;
 use kube::runtime::controller::{Action, Config as ApplierConfig, Error as ApplierError, ReconcileRequest, applier};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
 use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, info, warn};
 
 use super::Key;
 use super::backoff::{Backoffs, Policy};
 use super::health::Watchdog;
 use super::metrics::{ControllerMetrics, Metrics, Reconciled};
-use super::telemetry;
+use super::{client, tasks, telemetry};
 use crate::api::common::REQUESTED_AT;
 
 /// What is done for one kind.
@@ -62,17 +63,24 @@ pub enum Class {
     Terminal,
     /// Try again, with growing delays.
     Transient,
-    /// The object changed in the meantime: try again, it is no error.
+    /// Something came in between (the object changed or was replaced, the lease went): try again, it is no error.
     Conflict,
 }
 
 impl Failure for kube::Error {
     fn class(&self) -> Class {
         match self {
-            Self::Api(status) if status.code == 409 => Class::Conflict,
+            Self::Api(status) if status.code == 409 || is_replaced(status) => Class::Conflict,
+            error if client::is_not_leading(error) => Class::Conflict,
             _ => Class::Transient,
         }
     }
+}
+
+/// 422 on the UID: a write that is pinned to an object met another one of its name.
+fn is_replaced(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
 
 /// How passes are run.
@@ -127,6 +135,7 @@ pub struct Runner<R: Reconciler> {
     limits: Limits,
     metrics: ControllerMetrics,
     watchdog: Watchdog,
+    running: TaskTracker,
     failed: Backoffs<ObjectRef<R::Object>>,
     waiting: Backoffs<ObjectRef<R::Object>>,
     /// The last `requested-at` of each object that has one.
@@ -134,14 +143,23 @@ pub struct Runner<R: Reconciler> {
 }
 
 impl<R: Reconciler> Runner<R> {
-    /// `name` is what logs and metrics call the controller.
-    pub fn new(name: &'static str, reconciler: Arc<R>, limits: Limits, metrics: &Metrics, watchdog: Watchdog) -> Self {
+    /// `name` is what logs and metrics call the controller. Each pass is tracked by `running`; none begins once that is
+    /// closed.
+    pub fn new(
+        name: &'static str,
+        reconciler: Arc<R>,
+        limits: Limits,
+        metrics: &Metrics,
+        watchdog: Watchdog,
+        running: TaskTracker,
+    ) -> Self {
         Self {
             name,
             reconciler,
             limits,
             metrics: metrics.controller(name, limits.concurrency.into()),
             watchdog,
+            running,
             failed: Backoffs::new(limits.failed),
             waiting: Backoffs::new(limits.waiting),
             requested: Mutex::default(),
@@ -190,6 +208,10 @@ impl<R: Reconciler> Runner<R> {
     }
 
     async fn pass(&self, object: Arc<R::Object>) -> Action {
+        let _running = self.running.token();
+        if self.running.is_closed() {
+            return Action::await_change();
+        }
         let key = ObjectRef::from_obj(object.as_ref());
         if self.requested(&key, &object) {
             self.failed.reset(&key);
@@ -209,7 +231,7 @@ impl<R: Reconciler> Runner<R> {
             Ok(Ok(Ok(outcome))) => self.well(key, outcome),
             Ok(Ok(Err(failure))) => self.failed(key, &failure),
             Ok(Err(panic)) => {
-                error!(panic = what(&*panic), "the pass panicked");
+                error!(panic = tasks::words(&*panic), "the pass panicked");
                 self.metrics.panicked();
                 (Reconciled::Error, Action::requeue(self.failed.next_delay(key)))
             }
@@ -248,15 +270,37 @@ impl<R: Reconciler> Runner<R> {
                 (Reconciled::Error, Action::requeue(delay))
             }
             Class::Conflict => {
-                info!(error, "the object changed in the meantime; the pass is done again");
+                info!(error, "something came in between; the pass is done again");
                 (Reconciled::Requeue, Action::requeue(self.failed.next_delay(key)))
             }
         }
     }
 }
 
-/// The words of a panic.
-fn what(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+    use crate::runtime::client::Refused;
+
+    fn api(code: u16, field: &str) -> kube::Error {
+        let status = json!({ "status": "Failure", "message": "", "reason": "Invalid", "code": code, "details": {
+            "causes": [{ "reason": "FieldValueInvalid", "message": "field is immutable", "field": field }] } });
+        kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    #[rstest]
+    #[case::changed(api(409, ""), Class::Conflict)]
+    #[case::replaced(api(422, "metadata.uid"), Class::Conflict)]
+    #[case::invalid(api(422, "spec.field"), Class::Transient)]
+    #[case::in_trouble(api(500, ""), Class::Transient)]
+    #[case::held_back(kube::Error::Service(Box::new(Refused::NotLeading)), Class::Conflict)]
+    #[case::unanswered(kube::Error::Service(Box::new(Refused::Timeout(Duration::ZERO))), Class::Transient)]
+    fn classes(#[case] error: kube::Error, #[case] class: Class) {
+        assert_eq!(error.class(), class);
+    }
 }

@@ -193,7 +193,7 @@ impl Visit for Fields<'_> {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.put(field, value.to_string());
+        self.put(field, causes(value));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {

@@ -3,23 +3,20 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use futures::StreamExt;
-use kube::core::{DynamicObject, Status};
+use kube::core::DynamicObject;
 use kube::discovery::ApiResource;
-use kube::runtime::watcher::Event;
-use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::runtime::watcher::{self as watch, Event};
 use kube::{Api, Client};
 use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
 use super::Scope;
-use super::backoff::Policy;
+use super::health::Watchdog;
 use super::metrics::Metrics;
-
-/// How often a watch that the apiserver refuses is tried again: a right that is granted should show at once.
-const REFUSED: Policy = Policy { min: Duration::from_secs(1), max: Duration::from_secs(30) };
+use super::tasks::Tasks;
+use super::watching::{self, Told};
 
 /// A resource as the API's paths have it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,6 +25,14 @@ pub struct ResourceName {
     pub api_version: String,
     /// The plural.
     pub plural: String,
+}
+
+impl ResourceName {
+    /// `deployments.apps`, or `services`: as CRDs and metrics have it.
+    pub fn full(&self) -> String {
+        let group = self.api_version.split_once('/').map(|(group, _)| group);
+        group.map_or_else(|| self.plural.clone(), |group| format!("{}.{group}", self.plural))
+    }
 }
 
 impl From<&ApiResource> for ResourceName {
@@ -46,6 +51,8 @@ pub trait Observer: Send + Sync + 'static {
     fn gone(&self, resource: &ResourceName, object: DynamicObject);
     /// Everything in the shard has been shown since [`Observer::listing`].
     fn listed(&self, resource: &ResourceName, shard: Option<&str>);
+    /// It is certain that the resource may be listed and watched: what was refused before is over.
+    fn stands(&self, resource: &ResourceName, shard: Option<&str>);
     /// The watch gets no answer, or a refusal; it goes on trying.
     fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watch::Error);
 }
@@ -57,6 +64,8 @@ pub struct WatchHub {
     config: watch::Config,
     observer: Arc<dyn Observer>,
     metrics: Metrics,
+    tasks: Tasks,
+    watchdog: Watchdog,
     watches: Mutex<HashMap<ResourceName, Vec<AbortHandle>>>,
 }
 
@@ -68,8 +77,10 @@ impl WatchHub {
         config: watch::Config,
         observer: Arc<dyn Observer>,
         metrics: Metrics,
+        tasks: Tasks,
+        watchdog: Watchdog,
     ) -> Self {
-        Self { client, scope, config, observer, metrics, watches: Mutex::default() }
+        Self { client, scope, config, observer, metrics, tasks, watchdog, watches: Mutex::default() }
     }
 
     /// Sees to it that `resource` is watched.
@@ -95,8 +106,9 @@ impl WatchHub {
                     shard,
                     Arc::clone(&self.observer),
                     self.metrics.clone(),
+                    self.watchdog.clone(),
                 );
-                tokio::spawn(watch).abort_handle()
+                tokio::spawn(self.tasks.guard(format!("the watch of {}", name.plural), watch)).abort_handle()
             })
             .collect();
         watches.insert(name, handles);
@@ -129,46 +141,30 @@ async fn run(
     shard: Option<String>,
     observer: Arc<dyn Observer>,
     metrics: Metrics,
+    watchdog: Watchdog,
 ) {
     let shard = shard.as_deref();
-    let mut refusals = REFUSED.series();
-    loop {
-        let mut events = std::pin::pin!(watch(api.clone(), config.clone()).default_backoff());
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(Event::Init) => observer.listing(&resource, shard),
-                Ok(Event::InitApply(object) | Event::Apply(object)) => observer.present(&resource, object),
-                Ok(Event::Delete(object)) => observer.gone(&resource, object),
-                Ok(Event::InitDone) => {
-                    debug!(resource = resource.plural, "listed");
-                    refusals = REFUSED.series();
-                    observer.listed(&resource, shard);
-                }
-                Err(error) => {
-                    metrics.watch_restarted(&resource.plural);
-                    warn!(
-                        resource = resource.plural,
-                        error = &error as &dyn std::error::Error,
-                        "the watch failed; it goes on"
-                    );
-                    observer.failing(&resource, shard, &error);
-                    if refusal(&error).is_some_and(|status| matches!(status.code, 403 | 404)) {
-                        break;
-                    }
-                }
+    let mut told = std::pin::pin!(watching::watch(api, config));
+    while let Some(told) = told.next().await {
+        let _busy = watchdog.busy();
+        match told {
+            Told::Shown(Event::Init) => observer.listing(&resource, shard),
+            Told::Shown(Event::InitApply(object) | Event::Apply(object)) => observer.present(&resource, object),
+            Told::Shown(Event::Delete(object)) => observer.gone(&resource, object),
+            Told::Shown(Event::InitDone) => {
+                debug!(resource = resource.plural, "listed");
+                observer.listed(&resource, shard);
+            }
+            Told::Stands => observer.stands(&resource, shard),
+            Told::Failed(error) => {
+                metrics.watch_restarted(&resource.full());
+                warn!(
+                    resource = resource.plural,
+                    error = &error as &dyn std::error::Error,
+                    "the watch failed; it goes on"
+                );
+                observer.failing(&resource, shard, &error);
             }
         }
-        // Begun anew: a watch that goes on where it was does not say when it is let in again.
-        tokio::time::sleep(refusals.next_delay()).await;
-    }
-}
-
-/// The apiserver's own words, where a watch failed because it refused.
-pub fn refusal(error: &watch::Error) -> Option<&Status> {
-    match error {
-        watch::Error::InitialListFailed(kube::Error::Api(status))
-        | watch::Error::WatchStartFailed(kube::Error::Api(status))
-        | watch::Error::WatchError(status) => Some(status),
-        _ => None,
     }
 }

@@ -41,9 +41,18 @@ impl<K: Resource> Written<K> {
         object
     }
 
-    /// Whether this state of an object is the one that we brought about, or an older one.
-    pub fn knows(&self, key: &Key, object: &K) -> bool {
-        self.objects().get(key).is_some_and(|ours| ours.uid() == object.uid() && !newer(object, ours.as_ref()))
+    /// Whether this state of an object, as the cache shows it, is the one that we brought about, or an older one.
+    pub fn knows(&self, key: &Key, cached: &Arc<K>) -> bool {
+        let mut objects = self.objects();
+        let Some(ours) = objects.get_mut(key) else { return false };
+        if ours.uid() != cached.uid() || newer(cached.as_ref(), ours.as_ref()) {
+            return false;
+        }
+        if !newer(ours.as_ref(), cached.as_ref()) {
+            // The next pass may be long in coming: no second copy until then.
+            *ours = Arc::clone(cached);
+        }
+        true
     }
 
     /// The object is gone.
@@ -54,4 +63,44 @@ impl<K: Resource> Written<K> {
 
 fn newer(one: &impl Resource, other: &impl Resource) -> bool {
     is_newer(one.meta().resource_version.as_deref(), other.meta().resource_version.as_deref())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn object(uid: &str, version: &str) -> ConfigMap {
+        let mut object = ConfigMap::default();
+        object.metadata.uid = Some(uid.into());
+        object.metadata.resource_version = Some(version.into());
+        object
+    }
+
+    #[test]
+    fn our_own_write_is_known_again_and_kept_once() {
+        let (written, key) = (Written::default(), Key::new("a", "x"));
+        let ours = Arc::downgrade(&written.wrote(&key, object("1", "7")));
+        assert!(written.knows(&key, &Arc::new(object("1", "6"))), "an older state is no news");
+        assert!(ours.upgrade().is_some(), "the cache has not caught up");
+        let cached = Arc::new(object("1", "7"));
+        assert!(written.knows(&key, &cached));
+        assert!(ours.upgrade().is_none(), "the cache's copy is enough");
+        assert!(written.knows(&key, &cached), "shown again, it is still no news");
+        assert!(!written.knows(&key, &Arc::new(object("1", "8"))));
+        assert!(!written.knows(&key, &Arc::new(object("2", "7"))));
+    }
+
+    #[test]
+    fn the_newest_is_decided_on() {
+        let (written, key) = (Written::default(), Key::new("a", "x"));
+        written.wrote(&key, object("1", "7"));
+        let version = |cached| written.newest(&key, Arc::new(cached)).metadata.resource_version.clone().unwrap();
+        assert_eq!(version(object("1", "6")), "7");
+        assert_eq!(version(object("1", "8")), "8");
+        assert_eq!(version(object("1", "6")), "6", "once the cache has caught up nothing is kept");
+    }
 }

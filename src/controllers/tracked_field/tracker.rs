@@ -18,7 +18,8 @@ use crate::api::TrackedField;
 use crate::api::tracked_field::{Entry, Subject};
 use crate::runtime::Key;
 use crate::runtime::reconciler::Trigger;
-use crate::runtime::watch_hub::{self, Observer, ResourceName};
+use crate::runtime::watch_hub::{Observer, ResourceName};
+use crate::runtime::watching;
 
 /// One object of one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -271,10 +272,7 @@ impl Observer for Tracker {
 
     fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
-        let Tracked { followers, watches, .. } = &mut *state;
-        let recovered =
-            watches.entry((resource.clone(), shard.map(str::to_owned))).or_default().trouble.take().is_some();
-        for (key, follower) in followers {
+        for (key, follower) in &mut state.followers {
             let here = follower.target.resource == *resource && in_shard(&follower.target, shard);
             if here && !follower.unread {
                 follower.certain = Instant::now();
@@ -282,9 +280,19 @@ impl Observer for Tracker {
             // The list may come from a cache that lags behind: a read tells whether it is gone.
             let known_absent = follower.newest.as_ref().is_some_and(|newest| newest.value.is_none());
             follower.unread |= here && !follower.seen && !known_absent;
-            if here && (recovered || follower.unread) {
+            if here && follower.unread {
                 self.wake.wake(key);
             }
+        }
+    }
+
+    fn stands(&self, resource: &ResourceName, shard: Option<&str>) {
+        let mut state = self.state();
+        let watch = state.watches.get_mut(&(resource.clone(), shard.map(str::to_owned)));
+        let recovered = watch.is_some_and(|watch| watch.trouble.take().is_some());
+        drop(state);
+        if recovered {
+            self.wake_all(resource, shard);
         }
     }
 
@@ -305,7 +313,7 @@ impl Observer for Tracker {
 
 impl Trouble {
     fn of(error: &watcher::Error) -> Option<Self> {
-        let status = watch_hub::refusal(error)?;
+        let status = watching::refusal(error)?;
         match status.code {
             403 => Some(Self::Forbidden(status.message.clone())),
             404 => Some(Self::NotServed),

@@ -9,6 +9,9 @@ use tokio::time::advance;
 use tower::{BoxError, service_fn};
 
 use super::*;
+use crate::runtime::health::Health;
+
+const LEASE: &str = "quartermaster";
 
 /// An apiserver that knows one Lease: versions, conflicts, and faults on demand.
 #[derive(Clone, Default)]
@@ -127,7 +130,8 @@ fn ok(lease: &Lease) -> Result<Response<Body>, BoxError> {
 }
 
 fn election(server: &Server, identity: &str) -> Election {
-    Election::new(server.client(), "ops", identity.into(), &Timings::default())
+    let watchdog = Health::new().watchdog("lease", Duration::from_mins(1));
+    Election::new(server.client(), ("ops", LEASE), identity.into(), &Timings::default(), watchdog)
 }
 
 /// A candidate that leads until it is told to stop.
@@ -353,6 +357,19 @@ async fn a_candidate_that_stops_in_the_middle_gives_back_what_it_took() {
     assert_eq!(one.task.await.unwrap(), Outcome::Stopped);
     assert_eq!(server.holder(), None);
     assert!(!one.fence.held());
+}
+
+/// The same between two attempts: the one before took the lease, and its answer was lost.
+#[tokio::test(start_paused = true)]
+async fn a_candidate_that_stops_after_an_attempt_without_an_answer_gives_back_what_it_took() {
+    let server = Server::default();
+    server.state().loses_answer = true;
+    let one = start(&server, "one");
+    until(|| server.holder().is_some()).await;
+    assert!(!one.fence.held());
+    one.stop.cancel();
+    assert_eq!(one.task.await.unwrap(), Outcome::Stopped);
+    assert_eq!(server.holder(), None);
 }
 
 #[test]

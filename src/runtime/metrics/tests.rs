@@ -17,7 +17,7 @@ fn the_names() {
     let controller = metrics.controller("trackedfield", 8);
     controller.reconciled(Reconciled::Success, Duration::from_millis(3));
     metrics.api_request("10.0.0.1:443", "GET", Some(200));
-    metrics.show_leadership(Fence::shut());
+    metrics.show_leadership("quartermaster", Fence::shut());
     metrics.notified(Receiver::Telegram, Notified::Delivered);
     metrics.watch_restarted("deployments.apps");
     let text = metrics.encode();
@@ -48,10 +48,7 @@ quartermaster_notification_latency_seconds_sum
 quartermaster_notifications_pending
 quartermaster_notifications_total{type=\"telegram\",outcome=\"delivered\"}
 quartermaster_watch_restarts_total{resource=\"deployments.apps\"}
-rest_client_requests_total{code=\"200\",method=\"GET\",host=\"10.0.0.1:443\"}
-workqueue_adds_total{name=\"trackedfield\",controller=\"trackedfield\"}
-workqueue_depth{name=\"trackedfield\",controller=\"trackedfield\"}
-workqueue_retries_total{name=\"trackedfield\",controller=\"trackedfield\"}";
+rest_client_requests_total{code=\"200\",method=\"GET\",host=\"10.0.0.1:443\"}";
     let expected = expected.replace("VERSION", VERSION);
     let expected: BTreeSet<String> = expected.lines().map(str::to_owned).collect();
     assert_eq!(names(&text), expected, "{text}");
@@ -86,12 +83,6 @@ fn values() {
     has("controller_runtime_reconcile_time_seconds_bucket{le=\"0.05\",controller=\"trackedfield\"} 4");
     controller.panicked();
     has("controller_runtime_reconcile_panics_total{controller=\"trackedfield\"} 1");
-    controller.queue_depth(5);
-    controller.queue_added();
-    controller.queue_retried();
-    has("workqueue_depth{name=\"trackedfield\",controller=\"trackedfield\"} 5");
-    has("workqueue_adds_total{name=\"trackedfield\",controller=\"trackedfield\"} 1");
-    has("workqueue_retries_total{name=\"trackedfield\",controller=\"trackedfield\"} 1");
     metrics.pending_changed(3);
     metrics.pending_changed(-2);
     has("quartermaster_notifications_pending 1");
@@ -100,7 +91,7 @@ fn values() {
     metrics.notification_latency(Duration::from_millis(20));
     has("quartermaster_notification_latency_seconds_bucket{le=\"0.025\"} 1");
     let fence = Fence::open();
-    metrics.show_leadership(fence.clone());
+    metrics.show_leadership("quartermaster", fence.clone());
     has("leader_election_master_status{name=\"quartermaster\"} 1");
     fence.close();
     has("leader_election_master_status{name=\"quartermaster\"} 0");

@@ -95,6 +95,11 @@ fn each_cause_is_said_once() {
     assert_eq!(causes(&Layered::Repeats(cause())), "no answer: refused");
     assert_eq!(causes(&Layered::Silent(cause())), "no answer: refused");
     assert_eq!(causes(&cause()), "refused");
+    let kept = logged("info", true, || {
+        let error = Layered::Silent(cause());
+        warn!(error = &error as &dyn std::error::Error, "failed");
+    });
+    assert_eq!(kept.lines()[0]["error"], "no answer: refused");
 }
 
 #[test]

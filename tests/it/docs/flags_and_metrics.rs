@@ -44,7 +44,7 @@ fn text() -> String {
     let controller = metrics.controller("a", 1);
     controller.reconciled(Reconciled::Error, Duration::ZERO);
     metrics.api_request("host", "GET", None);
-    metrics.show_leadership(Fence::open());
+    metrics.show_leadership("a", Fence::open());
     for outcome in [Notified::Delivered, Notified::Retried, Notified::Stopped, Notified::Rejected] {
         metrics.notified(Receiver::Telegram, outcome);
         metrics.notified(Receiver::Webhook, outcome);
