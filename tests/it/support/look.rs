@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::events::v1::Event;
+use kube::api::ListParams;
 use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Request};
 use testbed::wait::until;
@@ -13,7 +14,7 @@ use super::{Bed, SOON};
 impl Bed {
     /// The Events about an object of this name that have this reason.
     pub async fn events(&self, name: &str, reason: &str) -> Vec<Event> {
-        let all = self.api::<Event>().list(&Default::default()).await.unwrap().items;
+        let all = self.api::<Event>().list(&ListParams::default()).await.unwrap().items;
         let about = |event: &Event| event.regarding.as_ref().is_some_and(|it| it.name.as_deref() == Some(name));
         all.into_iter().filter(|event| about(event) && event.reason.as_deref() == Some(reason)).collect()
     }
@@ -51,7 +52,7 @@ pub fn taken(receiver: &Receiver) -> Vec<Arc<Request>> {
     receiver.requests().into_iter().filter(good).collect()
 }
 
-/// The changes that the receiver took as CloudEvents, in order, those of digests one by one.
+/// The changes that the receiver took as `CloudEvents`, in order, those of digests one by one.
 pub fn changes(receiver: &Receiver) -> Vec<Value> {
     let data = taken(receiver).into_iter().filter(|request| request.header("ce-type") != Some(READY));
     data.flat_map(|request| {
