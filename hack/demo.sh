@@ -200,7 +200,7 @@ build
 binaries=$(bash hack/controlplane/build.sh)
 
 # From here on nothing of the user's counts: no cluster, no kubectl preference, no proxy, no setting of the operator.
-unset "${!QUARTERMASTER_@}" "${!KUBE@}" "${!POD_@}" HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy \
+unset "${!QUARTERMASTER_@}" "${!KUBE@}" "${!POD_@}" RUST_BACKTRACE HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy \
   all_proxy no_proxy
 export HOME=$work PATH="$target/release:$target/debug:$binaries:$PATH" KUBEBUILDER_ASSETS=$binaries KUBECONFIG=$work/admin.kubeconfig
 

@@ -15,6 +15,7 @@ use crate::runtime::Key;
 use crate::runtime::backoff::Policy;
 use crate::runtime::cache::Touched;
 use crate::runtime::manager::Manager;
+use crate::runtime::reconciler::Reconciler;
 use crate::runtime::watch_hub::WatchHub;
 use crate::runtime::written::Written;
 
@@ -33,7 +34,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     );
     manager.land({
         let outbox = Arc::clone(&outbox);
-        async move { outbox.landed().await }
+        async move { outbox.land().await }
     });
     let contact_points = Arc::new(ContactPoints {
         client: manager.client.clone(),
@@ -82,6 +83,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
                 }
                 Touched::Gone(point) => {
                     controller.gone(&Key::of(point.as_ref()));
+                    trigger.wake(&Key::of(point.as_ref()));
                     point
                 }
             };
@@ -106,7 +108,10 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
                     trigger.wake(&key);
                 }
             }
-            Touched::Gone(field) => controller.gone(&Key::of(field.as_ref())),
+            Touched::Gone(field) => {
+                controller.gone(&Key::of(field.as_ref()));
+                trigger.wake(&Key::of(field.as_ref()));
+            }
         }
     };
     // A contact point that is not cached yet must not be taken for one that does not exist.

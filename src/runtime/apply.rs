@@ -26,12 +26,17 @@ where
     Ok(written)
 }
 
-/// Sets one annotation of `object`, or takes it away; pinned to the object's UID. Gives the object as it then is.
+/// Sets one annotation of `object`, or takes it away: refused with 409 when the object has changed since, so that the
+/// answer shows nothing that its reader has not yet looked at. Gives the object as it then is.
 pub async fn annotate<K>(api: &Api<K>, manager: &str, object: &K, name: &str, value: Option<&str>) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    let patch = json!({ "metadata": { "uid": object.uid(), "annotations": { name: value } } });
+    let patch = json!({ "metadata": {
+        "uid": object.uid(),
+        "resourceVersion": object.resource_version(),
+        "annotations": { name: value },
+    } });
     let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
     let mut written = api.patch(&object.name_any(), &parameters, &Patch::Merge(&patch)).await?;
     strip(&mut written);

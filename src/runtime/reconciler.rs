@@ -32,6 +32,10 @@ pub trait Reconciler: Send + Sync + 'static {
 
     /// One pass over one object. Never two at once for the same object; may be dropped at any await.
     fn reconcile(&self, object: Arc<Self::Object>) -> impl Future<Output = Result<Outcome, Self::Error>> + Send;
+
+    /// The object of this key is gone: what is kept for it may go. Said again whenever something wakes it, because a pass
+    /// that was under way when it went may have left something behind.
+    fn gone(&self, key: &Key);
 }
 
 /// How a pass ended that did not fail.
@@ -84,7 +88,7 @@ pub struct Limits {
     pub waiting: Policy,
 }
 
-/// Wakes the passes of one controller. Before [`Triggers::open`] nobody listens and nothing is kept: what is there by
+/// Wakes the passes of one controller. Before [`Trigger::open`] nobody listens and nothing is kept: what is there by
 /// then is passed over once anyway.
 pub struct Trigger<K: Resource>(Arc<Mutex<Option<mpsc::UnboundedSender<ReconcileRequest<K>>>>>);
 
@@ -163,7 +167,9 @@ impl<R: Reconciler> Runner<R> {
         passes
             .for_each(|pass| {
                 if let Err(ApplierError::ObjectNotFound(gone)) = pass {
-                    runner.forget(&ObjectRef::new(&gone.name).within(gone.namespace.as_deref().unwrap_or_default()));
+                    let key = Key::new(gone.namespace.as_deref().unwrap_or_default(), &gone.name);
+                    runner.forget(&ObjectRef::new(&key.name).within(&key.namespace));
+                    runner.reconciler.gone(&key);
                 }
                 std::future::ready(())
             })

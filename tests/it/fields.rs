@@ -246,7 +246,7 @@ async fn there_and_back_in_one_breath_is_two_changes() {
 async fn a_new_life_and_a_new_subject_begin_with_created() {
     let bed = Bed::shared("series").await;
     let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default()).await;
+    let operator = Operator::start(&bed, Settings::default()).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
     bed.deployment("other", 7).await;
@@ -279,4 +279,12 @@ async fn a_new_life_and_a_new_subject_begin_with_created() {
     let changes = changes(&receiver);
     assert_eq!(changes[3]["previous"], Value::Null, "another field's value is no previous one");
     assert_eq!(changes[5]["previous"], "7");
+
+    bed.service("front", json!([{ "port": 80, "targetPort": 8080 }])).await;
+    let front = json!({ "field": "targetPort", "target": { "kind": "Service", "name": "front" } });
+    bed.patch::<TrackedField>("it", json!({ "spec": front })).await;
+    wanted.push(("Created", Some("8080")));
+    bed.delivered("it", &wanted).await;
+    let ended = r#""msg":"no longer watching","apiVersion":"apps/v1","resource":"deployments""#;
+    assert!(operator.logs().contains(ended), "nobody looks at Deployments any more");
 }

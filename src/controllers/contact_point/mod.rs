@@ -73,13 +73,6 @@ pub struct SetUp {
 }
 
 impl<T: Transport> ContactPoints<T> {
-    /// The object is gone.
-    pub fn gone(&self, key: &Key) {
-        self.set_ups().remove(key);
-        self.outbox.remove(key);
-        self.written.forget(key);
-    }
-
     fn set_ups(&self) -> MutexGuard<'_, HashMap<Key, SetUp>> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -197,5 +190,11 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                 }
             }
         }
+    }
+
+    fn gone(&self, key: &Key) {
+        self.set_ups().remove(key);
+        self.outbox.remove(key);
+        self.written.forget(key);
     }
 }

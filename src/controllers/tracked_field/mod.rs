@@ -20,6 +20,7 @@ use self::history::Changes;
 use self::target::{Resolved, Resolver, TargetError};
 use self::tracker::{TargetKey, Tracker};
 use self::waiting::Waiting;
+use crate::api::common::{REQUESTED_AT, WAITING};
 use crate::api::tracked_field::{Entry, Subject};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
@@ -43,6 +44,9 @@ pub const NAME: &str = "trackedfield";
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 
+/// How long a watch may lag behind a read before the read is believed.
+const DOUBT: Duration = Duration::from_secs(5);
+
 /// What can go wrong in a pass.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -52,6 +56,9 @@ pub enum Error {
     /// The apiserver's list of resources could not be read.
     #[error(transparent)]
     Discovery(TargetError),
+    /// The object itself could not be read again.
+    #[error("the object could not be read again: {0}")]
+    ReadAgain(#[source] kube::Error),
     /// The history could not be written.
     #[error("the status could not be written: {0}")]
     WriteStatus(#[source] kube::Error),
@@ -63,7 +70,9 @@ pub enum Error {
 impl Failure for Error {
     fn class(&self) -> Class {
         match self {
-            Self::ReadTarget(error) | Self::WriteStatus(error) | Self::WriteWaiting(error) => error.class(),
+            Self::ReadTarget(error) | Self::ReadAgain(error) | Self::WriteStatus(error) | Self::WriteWaiting(error) => {
+                error.class()
+            }
             Self::Discovery(_) => Class::Transient,
         }
     }
@@ -117,15 +126,37 @@ struct Tracked {
     target: TargetKey,
     api: Api<DynamicObject>,
     shard: Option<String>,
+    /// The read and the watch of the target disagree, which may pass.
+    doubted: bool,
+}
+
+/// Why nothing is tracked.
+struct Untracked {
+    waiting: Waiting,
+    /// The pass failed for it.
+    error: Option<Error>,
+}
+
+impl From<Waiting> for Untracked {
+    fn from(waiting: Waiting) -> Self {
+        Self { waiting, error: None }
+    }
+}
+
+impl From<Error> for Untracked {
+    fn from(error: Error) -> Self {
+        Self { waiting: Waiting::TargetUnreadable(error.to_string()), error: Some(error) }
+    }
 }
 
 impl<T: Transport> TrackedFields<T> {
-    /// The object is gone: nothing of it is tracked or sent any more.
-    pub fn gone(&self, key: &Key) {
-        self.tracker.forget(key);
-        self.outbox.withdraw(key, true);
-        self.written.forget(key);
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    fn unfollow(&self, key: &Key) {
+        if self.tracker.forget(key) {
+            self.end_idle_watches();
+        }
+    }
+
+    fn end_idle_watches(&self) {
         self.hub.retain(|resource| self.tracker.follows(resource));
     }
 
@@ -135,8 +166,17 @@ impl<T: Transport> TrackedFields<T> {
         let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else { return };
         let Some(resolved) = self.resolver.known(&object.spec.target) else { return };
         if let Ok(tracked) = self.tracked(object, &resolved) {
-            let subject = subject(object);
-            self.tracker.follow(&Key::of(object), &subject, &tracked.target, &field, tracked.shard);
+            self.follow_as(object, &tracked, &field);
+        }
+        if let Some(last) = object.status.as_ref().and_then(|history| history.last()) {
+            self.tracker.told(&Key::of(object), &subject(object), last);
+        }
+    }
+
+    fn follow_as(&self, object: &TrackedField, tracked: &Tracked, field: &Field) {
+        let key = Key::of(object);
+        if self.tracker.follow(&key, &subject(object), &tracked.target, field, tracked.shard.clone()) {
+            self.end_idle_watches();
         }
     }
 
@@ -153,6 +193,10 @@ impl<T: Transport> TrackedFields<T> {
     fn tracked(&self, object: &TrackedField, resolved: &Resolved) -> Result<Tracked, Waiting> {
         let target = &object.spec.target;
         let namespace = resolved.place(target);
+        if resolved.namespaced && namespace.is_empty() {
+            let words = format!("{} lie in namespaces: write target.namespace", resolved.resource.plural);
+            return Err(Waiting::ResourceMismatch(words));
+        }
         if !self.scope.covers(namespace) {
             return Err(Waiting::OutOfScope { namespace: namespace.into() });
         }
@@ -170,40 +214,59 @@ impl<T: Transport> TrackedFields<T> {
             namespace: namespace.into(),
             name: target.name.clone(),
         };
-        Ok(Tracked { target: key, api, shard })
+        Ok(Tracked { target: key, api, shard, doubted: false })
     }
 
     /// Sees to it that the target is followed; `Err` says why it cannot be.
-    async fn track(&self, key: &Key, object: &TrackedField) -> Result<Result<Tracked, Waiting>, Error> {
+    async fn track(&self, key: &Key, object: &TrackedField) -> Result<Tracked, Untracked> {
         let target = &object.spec.target;
-        let field = match Field::compile(&target.kind, &object.spec.field) {
-            Ok(field) => field,
-            Err(error) => return Ok(Err(Waiting::Field { reason: error.reason(), message: error.to_string() })),
-        };
+        let field = Field::compile(&target.kind, &object.spec.field)
+            .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
         let resolved = match self.resolver.resolve(&self.client, target).await {
             Ok(resolved) => resolved,
-            Err(error @ TargetError::Discovery(_)) => return Err(Error::Discovery(error)),
-            Err(error) => return Ok(Err(Waiting::ResourceMismatch(error.to_string()))),
+            Err(error @ TargetError::Discovery(_)) => return Err(Error::Discovery(error).into()),
+            Err(error) => return Err(Waiting::ResourceMismatch(error.to_string()).into()),
         };
-        let tracked = match self.tracked(object, &resolved) {
-            Ok(tracked) => tracked,
-            Err(waiting) => return Ok(Err(waiting)),
-        };
-        self.tracker.follow(key, &subject(object), &tracked.target, &field, tracked.shard.clone());
+        let mut tracked = self.tracked(object, &resolved)?;
+        self.follow_as(object, &tracked, &field);
         self.hub.ensure(&resolved.resource, resolved.namespaced);
         if self.tracker.unread(key, self.terms.resync) {
             match tracked.api.get_opt(&target.name).await {
-                Ok(object) => self.tracker.read(key, object.as_ref()),
+                Ok(object) => tracked.doubted = !self.tracker.read(key, object.as_ref()),
                 Err(kube::Error::Api(status)) if status.code == 403 => {
-                    return Ok(Err(Waiting::Forbidden {
-                        resource: tracked.target.resource,
-                        message: status.message.clone(),
-                    }));
+                    let message = status.message.clone();
+                    return Err(Waiting::Forbidden { resource: tracked.target.resource, message }.into());
                 }
-                Err(error) => return Err(Error::ReadTarget(error)),
+                Err(error) => return Err(Error::ReadTarget(error).into()),
             }
         }
-        Ok(Ok(tracked))
+        Ok(tracked)
+    }
+
+    /// The object with what is Pending in it for certain: what is offered for the first time may come from a cache that
+    /// does not show yet what another replica delivered. None if it is gone, or another one.
+    async fn certain(&self, key: &Key, object: Arc<TrackedField>) -> Result<Option<Arc<TrackedField>>, Error> {
+        let pending = object.status.iter().flatten().any(Entry::is_pending);
+        if !pending || self.outbox.holds(key) {
+            return Ok(Some(object));
+        }
+        self.read_again(key, &object).await
+    }
+
+    /// The object as it now stands. None if it is gone, or if somebody changed what a pass goes by: then the watch shows
+    /// that, and wakes another pass.
+    async fn read_again(&self, key: &Key, object: &TrackedField) -> Result<Option<Arc<TrackedField>>, Error> {
+        let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
+        let requested = |object: &TrackedField| object.annotations().get(REQUESTED_AT).cloned();
+        let newest = api.get_opt(&key.name).await.map_err(Error::ReadAgain)?.filter(|newest| {
+            newest.uid() == object.uid()
+                && newest.metadata.generation == object.metadata.generation
+                && requested(newest) == requested(object)
+        });
+        Ok(newest.map(|mut newest| {
+            strip(&mut newest);
+            Arc::new(newest)
+        }))
     }
 
     /// Brings the status up to what was seen and sent. Gives the object as it then stands; none where another pass has
@@ -216,40 +279,43 @@ impl<T: Transport> TrackedFields<T> {
         held: bool,
     ) -> Result<Option<Arc<TrackedField>>, Error> {
         let subject = subject(&object);
-        let observations = self.tracker.observations(key, &subject);
-        let in_flight = self.outbox.in_flight(key);
+        let seen = self.tracker.seen(key, &subject);
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
+        let mut raced = false;
         loop {
             let inputs = history::Inputs {
                 subject: &subject,
-                observations: &observations,
+                observations: &seen.observations,
                 outcomes,
-                in_flight: &in_flight,
+                in_flight: &self.outbox.in_flight(key),
                 held,
                 limit: object.spec.history_limit,
                 max_age: self.terms.max_age,
                 now: Timestamp::now(),
             };
             let before = object.status.as_deref().unwrap_or_default();
-            let changes = history::next(before, &inputs, || Uuid::now_v7().to_string());
+            let mut changes = history::next(before, &inputs, || Uuid::now_v7().to_string());
+            if changes.merged > 0 && self.outbox.holds(key) {
+                // Nothing of what becomes one entry may be taken meanwhile: it would be told twice.
+                self.outbox.withdraw(key, false);
+                continue;
+            }
             if changes.changed {
                 match apply::status(&api, MANAGER, object.as_ref(), &changes.history).await {
                     Ok(written) => object = self.written.wrote(key, written),
-                    Err(kube::Error::Api(status)) if status.code == 409 => {
+                    Err(kube::Error::Api(status)) if status.code == 409 && !raced => {
                         debug!("the object changed in the meantime; its history is computed again");
-                        let newer = api.get_opt(&key.name).await.map_err(Error::WriteStatus)?;
-                        let same =
-                            |newer: &TrackedField| newer.uid() == object.uid() && self::subject(newer) == subject;
-                        let Some(mut newer) = newer.filter(same) else { return Ok(None) };
-                        strip(&mut newer);
-                        object = Arc::new(newer);
+                        raced = true;
+                        let Some(newest) = self.read_again(key, &object).await? else { return Ok(None) };
+                        object = newest;
                         continue;
                     }
                     Err(kube::Error::Api(status)) if status.code == 404 => return Ok(None),
                     Err(error) => return Err(Error::WriteStatus(error)),
                 }
             }
-            self.tracker.recorded(key, &subject);
+            changes.merged += seen.merged;
+            seen.recorded();
             self.tell(&object, &changes);
             return Ok(Some(object));
         }
@@ -294,6 +360,26 @@ impl<T: Transport> TrackedFields<T> {
         })
     }
 
+    /// Why the object waits. What keeps messages that are there from being sent comes first.
+    fn waiting(
+        &self,
+        key: &Key,
+        object: &TrackedField,
+        tracked: &Result<Tracked, Untracked>,
+        point: Option<&ContactPoint>,
+    ) -> Option<Waiting> {
+        let of_point = self.point_trouble(key, object, point);
+        if of_point.is_some() && object.status.iter().flatten().any(Entry::is_pending) {
+            return of_point;
+        }
+        match tracked {
+            Err(untracked) => Some(untracked.waiting.clone()),
+            Ok(tracked) => waiting::of_target(&self.tracker, key, tracked.shard.as_deref(), &tracked.target, object)
+                .or_else(|| waiting::of_template(object))
+                .or(of_point),
+        }
+    }
+
     /// Writes why the object waits, when that changed, and renews its Event.
     async fn say(
         &self,
@@ -302,11 +388,10 @@ impl<T: Transport> TrackedFields<T> {
         waiting: Option<Waiting>,
     ) -> Result<Option<Duration>, Error> {
         let text = waiting.as_ref().map(Waiting::to_string);
-        let written = object.annotations().get(crate::api::common::WAITING).cloned();
+        let written = object.annotations().get(WAITING).cloned();
         if text != written {
             let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
-            let annotated =
-                apply::annotate(&api, MANAGER, object.as_ref(), crate::api::common::WAITING, text.as_deref()).await;
+            let annotated = apply::annotate(&api, MANAGER, object.as_ref(), WAITING, text.as_deref()).await;
             match annotated {
                 Ok(written) => {
                     self.written.wrote(key, written);
@@ -353,10 +438,11 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             self.gone(&key);
             return Ok(Outcome::Done);
         }
-        let tracked = self.track(&key, &object).await?;
-        if tracked.as_ref().is_err_and(|waiting| !matches!(waiting, Waiting::Forbidden { .. })) {
-            self.tracker.forget(&key);
+        let tracked = self.track(&key, &object).await;
+        if tracked.as_ref().is_err_and(|untracked| untracked.waiting.ends_tracking()) {
+            self.unfollow(&key);
         }
+        let Some(object) = self.certain(&key, object).await? else { return Ok(Outcome::Done) };
         let point_key = Key::new(&key.namespace, &object.spec.contact_point);
         let point = self.points.get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
         let suspended = object.spec.suspend.unwrap_or_default();
@@ -372,21 +458,27 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         }
         self.outbox.recorded(&key, &outcomes);
 
-        let waiting = match &tracked {
-            Err(waiting) => Some(waiting.clone()),
-            Ok(tracked) => waiting::of_target(&self.tracker, &key, tracked.shard.as_deref(), &tracked.target, &object)
-                .or_else(|| waiting::of_template(&object))
-                .or_else(|| self.point_trouble(&key, &object, point.as_deref())),
-        };
+        let waiting = self.waiting(&key, &object, &tracked, point.as_deref());
         let expires = object.status.as_ref().and_then(|history| history::next_expiry(history, self.terms.max_age));
         let expires = expires.map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
-        // Neither a new CRD nor a new right wakes anybody.
-        let asked_again = matches!(&tracked, Err(Waiting::ResourceMismatch(_) | Waiting::Forbidden { .. }));
         let renew = self.say(&key, object, waiting).await?;
-        if asked_again {
-            return Ok(Outcome::Waiting);
-        }
-        let resync = self.terms.resync.mul_f64(rand::random_range(1.0..1.2));
+        let resync = match tracked {
+            Ok(Tracked { doubted: false, .. }) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
+            Ok(Tracked { doubted: true, .. }) => DOUBT,
+            Err(Untracked { error: Some(error), .. }) => return Err(error),
+            // Neither a new CRD nor a new right wakes anybody.
+            Err(Untracked { waiting: Waiting::ResourceMismatch(_) | Waiting::Forbidden { .. }, .. }) => {
+                return Ok(Outcome::Waiting);
+            }
+            Err(_) => self.terms.resync,
+        };
         Ok(Outcome::RequeueAfter([expires, renew].into_iter().flatten().fold(resync, Duration::min)))
+    }
+
+    fn gone(&self, key: &Key) {
+        self.unfollow(key);
+        self.outbox.withdraw(key, true);
+        self.written.forget(key);
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 }

@@ -1,19 +1,21 @@
 //! What the watches show of tracked fields: each change in the buffer of its `TrackedField`, until a pass records it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::mem::discriminant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::ResourceExt;
 use kube::core::DynamicObject;
 use kube::runtime::watcher;
+use serde_json::Value;
 use tracing::warn;
 
 use super::field::{Field, Observed};
 use super::history::{Observation, ObservationBuffer, State};
 use crate::api::TrackedField;
-use crate::api::tracked_field::Subject;
+use crate::api::tracked_field::{Entry, Subject};
 use crate::runtime::Key;
 use crate::runtime::reconciler::Trigger;
 use crate::runtime::watch_hub::{self, Observer, ResourceName};
@@ -58,23 +60,55 @@ pub enum Trouble {
     Forbidden(String),
     /// The apiserver does not serve it.
     NotServed,
+    /// The apiserver answers with another error, which stays.
+    Failing(String),
 }
 
 struct Follower {
     /// What its observations are of: a pass over an older or newer spec must not record them.
     subject: Subject,
     target: TargetKey,
-    field: Field,
+    field: Arc<Field>,
     /// Shown by the watch since it last began to list.
     seen: bool,
-    /// Followed from the middle of a watch: its present state has to be read once.
+    /// Its present state has to be read: it is followed from the middle of a watch, or a list did not show it.
     unread: bool,
+    /// A read showed another state than the watch did; the watch may only lag behind.
+    doubted: bool,
     /// When its state was last known for certain, from a list or a read.
     certain: Instant,
     newest: Option<Newest>,
     buffer: ObservationBuffer,
-    /// Handed to a pass that has not yet recorded them.
-    in_hand: Vec<Observation>,
+    /// How many observations became one with a neighbour because the buffer was full, and nobody was told yet.
+    merged: usize,
+}
+
+/// What a pass is to record. What it does not say to be [`recorded`](Seen::recorded) goes back, however the pass ends.
+pub struct Seen<'a> {
+    tracker: &'a Tracker,
+    key: &'a Key,
+    subject: &'a Subject,
+    /// Oldest first.
+    pub observations: Vec<Observation>,
+    /// How many more there were, before neighbours became one because there was no room for them.
+    pub merged: usize,
+}
+
+impl Seen<'_> {
+    /// All of it stands in the history.
+    pub fn recorded(mut self) {
+        self.observations.clear();
+        self.merged = 0;
+    }
+}
+
+impl Drop for Seen<'_> {
+    fn drop(&mut self) {
+        let mut state = self.tracker.state();
+        if let Some(follower) = state.followers.get_mut(self.key).filter(|follower| follower.subject == *self.subject) {
+            follower.merged += self.merged + follower.buffer.restore(std::mem::take(&mut self.observations));
+        }
+    }
 }
 
 /// The state that was buffered last: the same again is no news.
@@ -94,34 +128,42 @@ impl Tracker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows `field` of `target` for `key`, in place of what was followed for it before.
-    pub fn follow(&self, key: &Key, subject: &Subject, target: &TargetKey, field: &Field, shard: Option<String>) {
+    /// Follows `field` of `target` for `key`, in place of what was followed for it before; whether there was such.
+    pub fn follow(
+        &self,
+        key: &Key,
+        subject: &Subject,
+        target: &TargetKey,
+        field: &Field,
+        shard: Option<String>,
+    ) -> bool {
         let mut state = self.state();
-        if let Some(follower) = state.followers.get(key) {
-            if follower.subject == *subject && follower.target == *target && follower.field == *field {
-                return;
-            }
-            state.forget(key);
+        let before = state.followers.get(key);
+        if before.is_some_and(|it| it.subject == *subject && it.target == *target && *it.field == *field) {
+            return false;
         }
+        let replaced = state.forget(key);
         let unread = state.watches.get(&(target.resource.clone(), shard)).is_some_and(|watch| watch.begun);
         let follower = Follower {
             subject: subject.clone(),
             target: target.clone(),
-            field: field.clone(),
+            field: Arc::new(field.clone()),
             seen: false,
             unread,
+            doubted: false,
             certain: Instant::now(),
             newest: None,
             buffer: ObservationBuffer::default(),
-            in_hand: Vec::new(),
+            merged: 0,
         };
         state.followers.insert(key.clone(), follower);
         state.targets.entry(target.clone()).or_default().push(key.clone());
+        replaced
     }
 
-    /// Follows nothing for `key` any more.
-    pub fn forget(&self, key: &Key) {
-        self.state().forget(key);
+    /// Follows nothing for `key` any more; whether anything was.
+    pub fn forget(&self, key: &Key) -> bool {
+        self.state().forget(key)
     }
 
     /// Whether anything of `resource` is followed.
@@ -129,41 +171,68 @@ impl Tracker {
         self.state().targets.keys().any(|target| target.resource == *resource)
     }
 
+    /// The newest entry of the history of `key`: what it tells of need not be recorded any more. A replica that stands by
+    /// would otherwise keep all that it ever saw.
+    pub fn told(&self, key: &Key, subject: &Subject, last: &Entry) {
+        let mut state = self.state();
+        let follower = state.followers.get_mut(key).filter(|follower| follower.subject == *subject);
+        if let Some(follower) = follower.filter(|_| last.subject.as_ref() == Some(subject)) {
+            follower.buffer.drop_told(last);
+        }
+    }
+
     /// Whether the target's present state has to be read: the watch may have shown it already, or has not said anything
     /// certain for longer than `trusted` (a watch may miss something, deletions above all).
     pub fn unread(&self, key: &Key, trusted: Duration) -> bool {
         let state = self.state();
-        state.followers.get(key).is_some_and(|follower| follower.unread || follower.certain.elapsed() > trusted)
+        let follower = state.followers.get(key);
+        follower.is_some_and(|it| it.unread || it.doubted || it.certain.elapsed() > trusted)
     }
 
-    /// The target's present state, as read: `None` is an object that does not exist.
-    pub fn read(&self, key: &Key, object: Option<&DynamicObject>) {
+    /// The target's present state, as read: `None` is an object that does not exist. `false` if it is to be read once
+    /// more in a moment: the watch showed something else last, and what lies between is lost unless it still comes.
+    pub fn read(&self, key: &Key, object: Option<&DynamicObject>) -> bool {
+        let whole = object.and_then(whole);
         let mut state = self.state();
-        let Some(follower) = state.followers.get_mut(key) else { return };
-        follower.unread = false;
-        follower.certain = Instant::now();
-        match object {
-            Some(object) => follower.present(object),
-            None => follower.absent(None),
+        let Some(follower) = state.followers.get_mut(key) else { return true };
+        let state = match (object, &whole) {
+            (Some(object), Some(whole)) => Some((object, follower.field.extract(whole))),
+            (Some(_), None) => return true,
+            (None, _) => None,
         };
-    }
-
-    /// What is to be recorded for `key`, if it is `subject` that is followed: oldest first, and the same again with what
-    /// came since, until it is [`recorded`](Tracker::recorded).
-    pub fn observations(&self, key: &Key, subject: &Subject) -> Vec<Observation> {
-        let mut state = self.state();
-        let follower = state.followers.get_mut(key).filter(|follower| follower.subject == *subject);
-        let Some(follower) = follower else { return Vec::new() };
-        let new = follower.buffer.drain();
-        follower.in_hand.extend(new);
-        follower.in_hand.clone()
-    }
-
-    /// What was handed out for `key` stands in its history.
-    pub fn recorded(&self, key: &Key, subject: &Subject) {
-        if let Some(follower) = self.state().followers.get_mut(key).filter(|follower| follower.subject == *subject) {
-            follower.in_hand.clear();
+        let known = follower.newest.as_ref().is_some_and(|newest| match &state {
+            Some((object, value)) => newest.value.as_ref() == Some(value) && newest.uid == object.uid(),
+            None => newest.value.is_none(),
+        });
+        if !known && !follower.unread && !follower.doubted {
+            follower.doubted = true;
+            return false;
         }
+        follower.unread = false;
+        follower.doubted = false;
+        follower.certain = Instant::now();
+        match state {
+            _ if known => {}
+            Some((object, value)) => {
+                follower.observe(object, Some(value));
+            }
+            None => {
+                follower.push(None, None, None);
+            }
+        }
+        true
+    }
+
+    /// What is to be recorded for `key`, if it is `subject` that is followed.
+    pub fn seen<'a>(&'a self, key: &'a Key, subject: &'a Subject) -> Seen<'a> {
+        let mut state = self.state();
+        let (observations, merged) = match state.followers.get_mut(key) {
+            Some(follower) if follower.subject == *subject => {
+                (follower.buffer.drain(), std::mem::take(&mut follower.merged))
+            }
+            _ => (Vec::new(), 0),
+        };
+        Seen { tracker: self, key, subject, observations, merged }
     }
 
     /// Whether the target of `key` exists, as far as is known.
@@ -178,16 +247,26 @@ impl Tracker {
     }
 
     /// Shows every follower of an object what has become of it, and wakes those for whom it is news.
-    fn show(&self, resource: &ResourceName, object: &DynamicObject, shown: impl Fn(&mut Follower) -> bool) {
+    fn show(&self, resource: &ResourceName, object: &DynamicObject, exists: bool) {
         let target = TargetKey {
             resource: resource.clone(),
             namespace: object.namespace().unwrap_or_default(),
             name: object.name_any(),
         };
+        // Objects are large and mostly nobody's target: they are converted for those that are, and without the lock.
+        if !self.state().targets.contains_key(&target) {
+            return;
+        }
+        let whole = if exists { whole(object) } else { None };
+        if exists && whole.is_none() {
+            return;
+        }
         let mut state = self.state();
         let Tracked { followers, targets, .. } = &mut *state;
         for key in targets.get(&target).into_iter().flatten() {
-            if followers.get_mut(key).is_some_and(&shown) {
+            let Some(follower) = followers.get_mut(key) else { continue };
+            let value = whole.as_ref().map(|whole| follower.field.extract(whole));
+            if follower.observe(object, value) {
                 self.wake.wake(key);
             }
         }
@@ -211,37 +290,27 @@ fn in_shard(target: &TargetKey, shard: Option<&str>) -> bool {
 }
 
 impl Tracked {
-    fn forget(&mut self, key: &Key) {
-        let Some(follower) = self.followers.remove(key) else { return };
+    fn forget(&mut self, key: &Key) -> bool {
+        let Some(follower) = self.followers.remove(key) else { return false };
         if let Some(keys) = self.targets.get_mut(&follower.target) {
             keys.retain(|other| other != key);
             if keys.is_empty() {
                 self.targets.remove(&follower.target);
             }
         }
+        true
     }
 }
 
 impl Follower {
-    /// Takes in the object's state; whether it was news.
-    fn present(&mut self, object: &DynamicObject) -> bool {
-        let whole = match serde_json::to_value(object) {
-            Ok(whole) => whole,
-            Err(error) => {
-                warn!(%error, target = %self.target.name, "an object could not be read");
-                return false;
-            }
-        };
-        self.observe(object, Some(self.field.extract(&whole)))
-    }
-
+    /// Takes in the object's state, `None` if it is gone; whether it was news.
     fn observe(&mut self, object: &DynamicObject, value: Option<Observed>) -> bool {
         self.seen = value.is_some();
         let uid = object.uid();
         let version = object.resource_version().and_then(|version| version.parse().ok());
         if let Some(newest) = &mut self.newest {
             // A watch that lags behind a read shows what the read has overtaken.
-            if newest.uid == uid && version.is_some() && version <= newest.version {
+            if version.is_some() && version <= newest.version {
                 return false;
             }
             if newest.value == value && (value.is_none() || newest.uid == uid) {
@@ -252,18 +321,10 @@ impl Follower {
         self.push(uid, version, value)
     }
 
-    /// The object does not exist, as a list or a read says: nothing tells when it went.
-    fn absent(&mut self, version: Option<u64>) -> bool {
-        if self.newest.as_ref().is_some_and(|newest| newest.value.is_none()) {
-            return false;
-        }
-        self.push(None, version, None)
-    }
-
     fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<Observed>) -> bool {
         self.newest = Some(Newest { uid: uid.clone(), version, value: value.clone() });
         let state = value.map_or(State::Absent, |value| State::Present { uid, value });
-        self.buffer.push(Observation::new(Timestamp::now(), state, version));
+        self.merged += self.buffer.push(Observation::new(Timestamp::now(), state, version));
         true
     }
 }
@@ -283,11 +344,11 @@ impl Observer for Tracker {
     }
 
     fn present(&self, resource: &ResourceName, object: DynamicObject) {
-        self.show(resource, &object, |follower| follower.present(&object));
+        self.show(resource, &object, true);
     }
 
     fn gone(&self, resource: &ResourceName, object: DynamicObject) {
-        self.show(resource, &object, |follower| follower.observe(&object, None));
+        self.show(resource, &object, false);
     }
 
     fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
@@ -300,21 +361,23 @@ impl Observer for Tracker {
             if here && !follower.unread {
                 follower.certain = Instant::now();
             }
-            // One that is unread was followed in mid-list: that it was not seen says nothing.
-            let gone = here && !follower.seen && !follower.unread && follower.absent(None);
-            if gone || (here && recovered) {
+            // The list may come from a cache that lags behind: a read tells whether it is gone.
+            let known_absent = follower.newest.as_ref().is_some_and(|newest| newest.value.is_none());
+            follower.unread |= here && !follower.seen && !known_absent;
+            if here && (recovered || follower.unread) {
                 self.wake.wake(key);
             }
         }
     }
 
     fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        // Anything else passes, or shows in /readyz and the metrics.
         let Some(trouble) = Trouble::of(error) else { return };
         let mut state = self.state();
         let watch = state.watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
-        let news = watch.trouble.as_ref() != Some(&trouble);
-        watch.trouble = Some(trouble);
+        let news = watch.trouble.as_ref().is_none_or(|known| discriminant(known) != discriminant(&trouble));
+        if news {
+            watch.trouble = Some(trouble);
+        }
         drop(state);
         if news {
             self.wake_all(resource, shard);
@@ -328,7 +391,16 @@ impl Trouble {
         match status.code {
             403 => Some(Self::Forbidden(status.message.clone())),
             404 => Some(Self::NotServed),
-            _ => None,
+            // These pass.
+            410 | 429 | 503 | 504 => None,
+            _ => Some(Self::Failing(status.message.clone())),
         }
     }
+}
+
+/// The object as a path looks into it.
+fn whole(object: &DynamicObject) -> Option<Value> {
+    serde_json::to_value(object)
+        .inspect_err(|error| warn!(%error, target = object.name_any(), "an object could not be read"))
+        .ok()
 }

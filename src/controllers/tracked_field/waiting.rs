@@ -23,6 +23,8 @@ pub enum Waiting {
         /// The apiserver's words.
         message: String,
     },
+    /// The apiserver does not give the target, for a reason that may pass.
+    TargetUnreadable(String),
     /// The spec names a resource that the apiserver does not serve so.
     ResourceMismatch(String),
     /// The field cannot be looked up.
@@ -63,11 +65,17 @@ pub enum Waiting {
 }
 
 impl Waiting {
+    /// Whether what was followed is no longer to be.
+    pub fn ends_tracking(&self) -> bool {
+        matches!(self, Self::ResourceMismatch(_) | Self::OutOfScope { .. } | Self::Field { .. })
+    }
+
     /// The reason, as Events have it.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::TargetNotFound { .. } => "TargetNotFound",
             Self::Forbidden { .. } => "Forbidden",
+            Self::TargetUnreadable(_) => "TargetUnreadable",
             Self::ResourceMismatch(_) => "ResourceMismatch",
             Self::Field { reason, .. } => reason,
             Self::TemplateInvalid(_) => "TemplateInvalid",
@@ -88,6 +96,7 @@ impl Waiting {
                 resource.api_version.split_once('/').map_or("", |(group, _)| group),
                 resource.plural
             ),
+            Self::TargetUnreadable(message) => format!("{message}; it is tried again"),
             Self::ResourceMismatch(message) | Self::Field { message, .. } => message.clone(),
             Self::TemplateInvalid(message) => {
                 format!("spec.template: {message}; until it is mended messages are the default ones")
@@ -131,6 +140,7 @@ pub fn of_target(
             let ResourceName { api_version, plural } = &target.resource;
             return Some(Waiting::ResourceMismatch(format!("the apiserver does not serve {plural} of {api_version}")));
         }
+        Some(Trouble::Failing(message)) => return Some(Waiting::TargetUnreadable(message)),
         None => {}
     }
     (tracker.exists(key) == Some(false)).then(|| {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -14,6 +14,12 @@ use crate::runtime::backoff::Series;
 
 /// From which failure in a row messages count as failing: one is no news.
 pub(super) const FAILING_FROM: u32 = 2;
+
+/// The reason when a test message is rejected.
+const REJECTED: &str = "Rejected";
+
+/// No wait is longer, whatever a receiver asks for: the clock must be able to tell when it ends.
+const LONGEST: Duration = Duration::from_hours(24 * 365);
 
 #[derive(Default)]
 pub(super) struct Line {
@@ -27,7 +33,7 @@ pub(super) struct Line {
     pub(super) failures: u32,
     pub(super) backoff: Option<Series>,
     pub(super) not_before: Option<Instant>,
-    /// Counts configurations: an answer to a request made under an earlier one is not this endpoint's.
+    /// Which configuration this is, of all that ever were: what was begun under another one is not this endpoint's.
     pub(super) edition: u64,
     /// A request is in the air: whatever happens to the line, its answer is still to come.
     pub(super) sending: bool,
@@ -99,11 +105,13 @@ impl Line {
             Failure::Retry { message, after } => {
                 self.failures += 1;
                 let delay = self.backoff.get_or_insert_with(|| patience.retry.series()).next_delay();
-                let delay = delay.max(after.unwrap_or_default());
+                let asked = after.unwrap_or_default();
                 match (&self.stage, &self.standing) {
                     // Still stopped: that it could not be reached this time does not make it well.
-                    (Gate::Stopped, Some(stopped @ Standing::Stopped { .. })) => (stopped.clone(), patience.stopped),
-                    _ => (Standing::Retrying(message), delay),
+                    (Gate::Stopped, Some(stopped @ Standing::Stopped { .. })) => {
+                        (stopped.clone(), patience.stopped.max(asked))
+                    }
+                    _ => (Standing::Retrying(message), delay.max(asked)),
                 }
             }
             Failure::Stop { reason, message } => {
@@ -112,16 +120,27 @@ impl Line {
             }
             Failure::Rejected { message, .. } => {
                 self.stop();
-                (Standing::Stopped { reason: "Rejected", message }, patience.stopped)
+                (Standing::Stopped { reason: REJECTED, message }, patience.stopped)
             }
         };
-        self.not_before = Some(now + delay);
+        self.not_before = Some(now + delay.min(LONGEST));
         // Each 401 has the Secret read again: it may have been mended.
         let unauthorized =
             matches!(standing, Standing::Stopped { reason, .. } if reason == StopReason::Unauthorized.as_str());
-        let news = unauthorized || self.standing.as_ref() != Some(&standing);
-        self.standing = Some(standing);
-        news
+        let news = !self.standing.as_ref().is_some_and(|known| says_the_same(known, &standing));
+        if news {
+            self.standing = Some(standing);
+        }
+        news || unauthorized
+    }
+
+    /// A receiver that rejected the test message is asked with that again: an entry would only be lost on it.
+    pub(super) fn asks_with_test_message(&self) -> bool {
+        match self.stage {
+            Gate::Test => true,
+            Gate::Stopped => matches!(self.standing, Some(Standing::Stopped { reason: REJECTED, .. })),
+            Gate::Closed | Gate::Tested | Gate::Open => false,
+        }
     }
 
     pub(super) fn stop(&mut self) {
@@ -139,5 +158,18 @@ impl Line {
             let entries = offer.and_then(|offer| offer.object.status.as_deref()).unwrap_or_default();
             entries.iter().any(|entry| entry.id == item.entry.id && entry.is_pending())
         })
+    }
+}
+
+/// Whether two failures are one, said again. What the receiver itself said stands in parentheses, and may be different
+/// each time: that is no news.
+fn says_the_same(one: &Standing, other: &Standing) -> bool {
+    let ours = |message: &str| message.split('(').next().map(str::to_owned);
+    match (one, other) {
+        (Standing::Retrying(one), Standing::Retrying(other)) => ours(one) == ours(other),
+        (Standing::Stopped { reason, message }, Standing::Stopped { reason: other_reason, message: other }) => {
+            reason == other_reason && ours(message) == ours(other)
+        }
+        _ => one == other,
     }
 }

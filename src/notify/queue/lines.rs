@@ -27,6 +27,8 @@ pub struct Lines {
     places: HashMap<Key, Key>,
     /// Entries being sent, or sent and not yet recorded: no line takes another one of the same `TrackedField`.
     flying: HashMap<Key, Vec<Flying>>,
+    /// How many configurations there have been.
+    editions: u64,
 }
 
 struct Flying {
@@ -54,6 +56,14 @@ pub enum Next {
     Wait(Option<Instant>),
 }
 
+/// A receiver's word that it will never take the first `carried` entries of a request.
+struct Refusal {
+    message: String,
+    carried: usize,
+    patience: Patience,
+    now: Instant,
+}
+
 /// Whom an answer concerns.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Concerned {
@@ -67,9 +77,10 @@ impl Lines {
     /// What will tell the worker that the line needs of changes; none if it has one already.
     pub fn configure(&mut self, point: &Key, endpoint: Endpoint, stage: Stage) -> Option<Arc<Notify>> {
         self.ground(point);
+        self.editions += 1;
         let line = self.by_point.entry(point.clone()).or_default();
         line.endpoint = Some(endpoint);
-        line.edition += 1;
+        line.edition = self.editions;
         line.standing = None;
         line.stage = match stage {
             Stage::Test => Gate::Test,
@@ -90,11 +101,12 @@ impl Lines {
 
     pub fn close(&mut self, point: &Key) {
         self.ground(point);
+        self.editions += 1;
         let Some(line) = self.by_point.get_mut(point) else { return };
         line.endpoint = None;
         line.stage = Gate::Closed;
         line.standing = None;
-        line.edition += 1;
+        line.edition = self.editions;
         line.rest();
     }
 
@@ -136,15 +148,28 @@ impl Lines {
     pub fn offer(&mut self, point: &Key, object: &Arc<TrackedField>) -> i64 {
         let field = Key::of(object.as_ref());
         let before = self.take_out(&field);
-        let pending = object.status.iter().flatten().filter(|entry| entry.is_pending()).count();
-        if pending == 0 {
-            return -signed(before);
+        let before = before.map_or(0, |(place, waited)| {
+            if place != *point {
+                self.abandon_batch(&place);
+                self.drop_if_idle(&place);
+            }
+            waited
+        });
+        let pending = history::pending(object.status.as_deref().unwrap_or_default()).count();
+        if pending > 0 {
+            let line = self.by_point.entry(point.clone()).or_default();
+            line.offers.insert(field.clone(), Offer { object: Arc::clone(object), pending });
+            self.places.insert(field, point.clone());
         }
-        let line = self.by_point.entry(point.clone()).or_default();
-        line.offers.insert(field.clone(), Offer { object: Arc::clone(object), pending });
-        line.changed.notify_one();
-        self.places.insert(field, point.clone());
+        self.abandon_batch(point);
+        self.drop_if_idle(point);
+        self.notify(point);
         signed(pending) - signed(before)
+    }
+
+    /// Whether anything of `field` waits in a line.
+    pub fn holds(&self, field: &Key) -> bool {
+        self.places.contains_key(field)
     }
 
     /// How many more entries wait than before.
@@ -155,7 +180,10 @@ impl Lines {
                 self.notify(&flying.line);
             }
         }
-        -signed(before)
+        let Some((place, waited)) = before else { return 0 };
+        self.abandon_batch(&place);
+        self.drop_if_idle(&place);
+        -signed(waited)
     }
 
     pub fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
@@ -185,8 +213,10 @@ impl Lines {
         self.flying.get(field).into_iter().flatten().map(|entry| entry.id.clone()).collect()
     }
 
+    /// No answer is awaited, and every one that came is recorded.
     pub fn nothing_flies(&self) -> bool {
-        self.flying.is_empty()
+        let sending = self.by_point.values().any(|line| line.sending);
+        !sending && !self.flying.values().flatten().any(|entry| entry.outcome.is_some())
     }
 
     /// Whether the line of `point` is the one that `changed` tells of: another one of that name has another worker.
@@ -194,8 +224,15 @@ impl Lines {
         self.by_point.get(point).is_some_and(|line| Arc::ptr_eq(&line.changed, changed))
     }
 
-    pub fn endpoint(&self, point: &Key) -> Option<Endpoint> {
-        self.by_point.get(point)?.endpoint.clone()
+    /// Where the line of `point` sends, and which configuration that is.
+    pub fn endpoint(&self, point: &Key) -> Option<(Endpoint, u64)> {
+        let line = self.by_point.get(point)?;
+        Some((line.endpoint.clone()?, line.edition))
+    }
+
+    /// Whether the line of `point` still has that configuration.
+    pub fn is_configured(&self, point: &Key, edition: u64) -> bool {
+        self.by_point.get(point).is_some_and(|line| line.edition == edition)
     }
 
     /// What the line of `point` is to do at `now`.
@@ -208,7 +245,7 @@ impl Lines {
             Gate::Open => line.batch.is_some() || self.sendable(line).next().is_some(),
         };
         match line.not_before {
-            _ if unrecorded || !something || line.endpoint.is_none() => Next::Wait(None),
+            _ if unrecorded || !something || line.sending || line.endpoint.is_none() => Next::Wait(None),
             Some(instant) if instant > now => Next::Wait(Some(instant)),
             _ => Next::Send,
         }
@@ -219,16 +256,17 @@ impl Lines {
         line.offers.iter().filter(|(field, _)| !self.flying.contains_key(*field))
     }
 
-    /// The request to send now, if there still is one. Its entries are in flight from here on.
-    pub fn take(&mut self, point: &Key, now: Instant) -> Option<Request> {
-        if !matches!(self.next(point, now), Next::Send) {
+    /// The request to send now, if there still is one and the line still has that configuration. Its entries are in
+    /// flight from here on.
+    pub fn take(&mut self, point: &Key, edition: u64, now: Instant) -> Option<Request> {
+        if !self.is_configured(point, edition) || !matches!(self.next(point, now), Next::Send) {
             return None;
         }
         self.ground(point);
         let line = self.by_point.get(point)?;
         let batch = match (&line.batch, line.stage) {
-            (_, Gate::Test) => Batch { items: Vec::new(), plain: false },
-            (Some(batch), _) if line.still_waits(batch) => batch.clone(),
+            _ if line.asks_with_test_message() => Batch { items: Vec::new(), plain: false },
+            (Some(batch), _) => batch.clone(),
             (_, Gate::Stopped) => Batch { items: self.oldest(line, 1), plain: false },
             _ => Batch { items: self.oldest(line, if line.singly > 0 { 1 } else { BATCH }), plain: false },
         };
@@ -292,7 +330,8 @@ impl Lines {
                 }
             }
             Err(Failure::Rejected { message, carried }) if !request.items.is_empty() => {
-                self.rejected(point, request, carried, message, current, &mut concerned);
+                let refusal = Refusal { message, carried, patience, now };
+                self.rejected(point, request, refusal, current, &mut concerned);
             }
             Err(failure) => {
                 if current && let Some(line) = self.by_point.get_mut(point) {
@@ -301,6 +340,7 @@ impl Lines {
                         concerned.fields.extend(line.offers.keys().cloned());
                     }
                 }
+                self.abandon_batch(point);
                 if self.by_point.get(point).is_none_or(|line| line.batch.is_none()) {
                     self.ground(point);
                 }
@@ -312,19 +352,18 @@ impl Lines {
     }
 
     /// The receiver does not take these entries.
-    fn rejected(
-        &mut self,
-        point: &Key,
-        request: &Request,
-        carried: usize,
-        message: String,
-        current: bool,
-        concerned: &mut Concerned,
-    ) {
+    fn rejected(&mut self, point: &Key, request: &Request, refusal: Refusal, current: bool, concerned: &mut Concerned) {
+        let Refusal { message, carried, patience, now } = refusal;
         let Some(line) = self.by_point.get_mut(point).filter(|_| current) else {
             self.ground(point);
             return;
         };
+        if line.stage == Gate::Stopped {
+            // Perhaps it rejects everything now: the entry must not be lost on finding that out.
+            concerned.point |= line.refused(Failure::Rejected { message, carried }, patience, now);
+            self.ground(point);
+            return;
+        }
         let first = &request.items[0];
         if carried > 1 {
             line.singly = carried;
@@ -373,14 +412,31 @@ impl Lines {
         });
     }
 
-    /// How many entries waited.
-    fn take_out(&mut self, field: &Key) -> usize {
-        let Some(place) = self.places.remove(field) else { return 0 };
-        let Some(line) = self.by_point.get_mut(&place) else { return 0 };
+    /// The line in which entries waited, and how many.
+    fn take_out(&mut self, field: &Key) -> Option<(Key, usize)> {
+        let place = self.places.remove(field)?;
+        let line = self.by_point.get_mut(&place)?;
         let waited = line.offers.remove(field).map_or(0, |offer| offer.pending);
         line.changed.notify_one();
-        self.drop_if_idle(&place);
-        waited
+        Some((place, waited))
+    }
+
+    /// A request that is to be tried again is given up once an entry of it no longer waits here: it would be another.
+    fn abandon_batch(&mut self, point: &Key) {
+        let Some(line) = self.by_point.get_mut(point) else { return };
+        if !line.sending && line.batch.as_ref().is_some_and(|batch| !line.still_waits(batch)) {
+            line.batch = None;
+            self.ground(point);
+        }
+    }
+
+    /// The worker of `point` broke off in mid-request: no answer will come.
+    pub fn broke_off(&mut self, point: &Key) {
+        if let Some(line) = self.by_point.get_mut(point) {
+            line.sending = false;
+        }
+        self.ground(point);
+        self.drop_if_idle(point);
     }
 
     fn notify(&self, point: &Key) {

@@ -79,6 +79,8 @@ pub struct Outbox<T> {
     points: Trigger<ContactPoint>,
     draining: CancellationToken,
     landing: Notify,
+    /// Cancelled when also what is being sent is given up.
+    ended: CancellationToken,
 }
 
 impl<T: Transport> Outbox<T> {
@@ -93,7 +95,8 @@ impl<T: Transport> Outbox<T> {
         draining: CancellationToken,
     ) -> Arc<Self> {
         let lines = Mutex::default();
-        Arc::new(Self { transport, lines, patience, metrics, fields, points, draining, landing: Notify::new() })
+        let (landing, ended) = (Notify::new(), CancellationToken::new());
+        Arc::new(Self { transport, lines, patience, metrics, fields, points, draining, landing, ended })
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
@@ -150,6 +153,11 @@ impl<T: Transport> Outbox<T> {
         self.metrics.pending_changed(change);
     }
 
+    /// Whether anything of `field` is offered.
+    pub fn holds(&self, field: &Key) -> bool {
+        self.lines().holds(field)
+    }
+
     /// Outcomes of entries of `field` that do not stand in its status yet, by entry id.
     pub fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
         self.lines().outcomes(field)
@@ -166,8 +174,10 @@ impl<T: Transport> Outbox<T> {
         self.lines().in_flight(field)
     }
 
-    /// Nothing is in the air: every answer that came stands in status.
-    pub async fn landed(&self) {
+    /// Waits until nothing is in the air: no answer is awaited, and every outcome stands in status. What still is when
+    /// this is dropped is given up.
+    pub async fn land(&self) {
+        let _ended = self.ended.clone().drop_guard();
         loop {
             let landing = self.landing.notified();
             if self.lines().nothing_flies() {

@@ -72,7 +72,12 @@ impl Line {
     }
 
     fn take(&mut self) -> Option<Request> {
-        self.lines.take(&key("p"), self.now)
+        self.take_of("p")
+    }
+
+    fn take_of(&mut self, point: &str) -> Option<Request> {
+        let (_, edition) = self.lines.endpoint(&key(point))?;
+        self.lines.take(&key(point), edition, self.now)
     }
 
     fn answer(&mut self, request: &Request, answer: Result<Sent, Failure>) -> super::lines::Concerned {
@@ -183,12 +188,12 @@ fn an_object_with_something_in_the_air_moves_to_no_other_line_until_it_has_lande
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     line.lines.offer(&key("q"), &field("a", &["1"]));
-    assert!(line.lines.take(&key("q"), line.now).is_none(), "it would be sent twice");
+    assert!(line.take_of("q").is_none(), "it would be sent twice");
     line.taken(&request, 1);
     let outcomes = line.lines.outcomes(&key("a"));
     line.lines.offer(&key("q"), &field("a", &["1!", "2"]));
     line.lines.recorded(&key("a"), &outcomes);
-    assert_eq!(ids(&line.lines.take(&key("q"), line.now).unwrap()), ["2"]);
+    assert_eq!(ids(&line.take_of("q").unwrap()), ["2"]);
 }
 
 #[test]
@@ -327,4 +332,128 @@ fn failures_are_told_from_the_second_on() {
     let request = line.take().unwrap();
     line.taken(&request, 1);
     assert_eq!(line.lines.failing(&key("p")), None);
+}
+
+#[test]
+fn nothing_is_left_to_do_once_what_was_tried_waits_no_more() {
+    let gone: [fn(&mut Line); 3] = [
+        |line| assert_eq!(line.lines.withdraw(&key("a"), true), -1),
+        |line| assert_eq!(line.lines.withdraw(&key("a"), false), -1),
+        |line| assert_eq!(line.offer("a", &["1!"]), -1),
+    ];
+    for gone in gone {
+        let mut line = Line::open();
+        line.offer("a", &["1"]);
+        let request = line.take().unwrap();
+        line.answer(&request, Err(retry("refused")));
+        gone(&mut line);
+        line.now += PATIENCE.stopped;
+        assert!(matches!(line.lines.next(&key("p"), line.now), Next::Wait(None)), "the worker would spin");
+        assert!(line.lines.nothing_flies());
+    }
+    // While it is in the air, too.
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.lines.withdraw(&key("a"), false);
+    line.answer(&request, Err(retry("refused")));
+    line.now += PATIENCE.stopped;
+    assert!(matches!(line.lines.next(&key("p"), line.now), Next::Wait(None)));
+}
+
+#[test]
+fn what_cannot_be_sent_is_not_counted() {
+    let mut line = Line::open();
+    let mut nameless = field("a", &["1"]).as_ref().clone();
+    nameless.status.as_mut().unwrap()[0].id = None;
+    assert_eq!(line.lines.offer(&key("p"), &Arc::new(nameless)), 0);
+    assert!(line.waits());
+}
+
+#[test]
+fn an_object_that_moves_away_from_a_receiver_that_is_down_does_not_wait_for_it() {
+    let mut line = Line::open();
+    line.lines.configure(&key("q"), chat(), Stage::Open);
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.answer(&request, Err(retry("refused")));
+    line.lines.offer(&key("q"), &field("a", &["1"]));
+    assert_eq!(ids(&line.take_of("q").unwrap()), ["1"]);
+}
+
+#[test]
+fn two_workers_do_not_send_one_request_twice() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let (_, former) = line.lines.endpoint(&key("p")).unwrap();
+    // The contact point is deleted and made again while the first worker waits for its turn.
+    line.lines.remove(&key("p"));
+    assert!(
+        line.lines.configure(&key("p"), chat(), Stage::Open).is_none(),
+        "its line stays while something waits in it"
+    );
+    line.lines.withdraw(&key("a"), true);
+    line.lines.remove(&key("p"));
+    assert!(line.lines.configure(&key("p"), chat(), Stage::Open).is_some());
+    line.offer("a", &["1"]);
+    assert!(line.lines.take(&key("p"), former, line.now).is_none());
+    assert!(line.take().is_some());
+    assert!(line.take().is_none(), "it is in the air");
+    assert!(line.waits());
+}
+
+#[test]
+fn a_receiver_that_rejected_everything_loses_no_entry_on_being_tried() {
+    let mut line = Line::open();
+    let rejected = || Failure::Rejected { message: "400".into(), carried: 1 };
+    line.lines.configure(&key("p"), chat(), Stage::Probe);
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    assert_eq!(ids(&request), ["1"]);
+    assert!(line.answer(&request, Err(rejected())).point);
+    assert!(line.lines.outcomes(&key("a")).is_empty());
+    line.now += PATIENCE.stopped;
+    let request = line.take().unwrap();
+    assert!(request.items.is_empty(), "the test message shows as well that it is mended");
+    assert!(line.taken(&request, 0).point);
+    assert_eq!(ids(&line.take().unwrap()), ["1"]);
+}
+
+#[test]
+fn no_wait_is_beyond_the_clock() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(Duration::MAX) }));
+    assert!(line.waits());
+}
+
+#[test]
+fn what_a_receiver_says_differently_each_time_is_no_news() {
+    let mut line = Line::open();
+    line.lines.configure(&key("p"), chat(), Stage::Test);
+    let mut say = |words: &str| {
+        line.now += PATIENCE.stopped;
+        let request = line.take().unwrap();
+        line.answer(&request, Err(retry(words))).point
+    };
+    assert!(say("it is in trouble (503, request 1)"));
+    assert!(!say("it is in trouble (503, request 2)"));
+    assert!(say("no answer within 10 s"));
+}
+
+#[test]
+fn a_stopped_receiver_may_ask_for_more_time() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.answer(&request, Err(Failure::Stop { reason: StopReason::Forbidden, message: "403".into() }));
+    line.now += PATIENCE.stopped;
+    let request = line.take().unwrap();
+    let hour = Duration::from_hours(1);
+    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(hour) }));
+    line.now += PATIENCE.stopped;
+    assert!(line.waits());
+    line.now += hour;
+    assert!(!line.waits());
 }

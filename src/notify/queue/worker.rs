@@ -1,11 +1,13 @@
 //! The task of one line: waits, sends, tells whom it concerns.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use jiff::Timestamp;
 use tokio::sync::Notify;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 use uuid::Uuid;
 
 use super::Outbox;
@@ -16,10 +18,18 @@ use crate::runtime::metrics::{Notified, Receiver};
 
 /// Works off the line of `point` for as long as it is the one that `changed` tells of.
 pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Notify>) {
-    while outbox.lines().is_that_of(&point, &changed) {
-        let next = outbox.lines().next(&point, Instant::now());
+    while AssertUnwindSafe(work(&outbox, &point, &changed)).catch_unwind().await.is_err() {
+        error!(namespace = &*point.namespace, name = &*point.name, "sending panicked; it is tried again");
+        outbox.lines().broke_off(&point);
+        tokio::time::sleep(outbox.patience.stopped).await;
+    }
+}
+
+async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Arc<Notify>) {
+    while outbox.lines().is_that_of(point, changed) {
+        let next = outbox.lines().next(point, Instant::now());
         match next {
-            Next::Send => send(&outbox, &point).await,
+            Next::Send => send(outbox, point, changed).await,
             Next::Wait(None) => changed.notified().await,
             Next::Wait(Some(until)) => {
                 tokio::select! {
@@ -31,23 +41,37 @@ pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<
     }
 }
 
-async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key) {
+async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Notify) {
     let endpoint = outbox.lines().endpoint(point);
-    let Some(endpoint) = endpoint else { return };
-    outbox.transport.slot(&endpoint).await;
+    let Some((endpoint, edition)) = endpoint else { return };
+    let mut slot = std::pin::pin!(outbox.transport.slot(&endpoint));
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut slot => break,
+            () = changed.notified() => {}
+        }
+        // The pace is that of the endpoint: another one does not wait for it.
+        if !outbox.lines().is_configured(point, edition) {
+            return;
+        }
+    }
     if outbox.draining.is_cancelled() {
         // The process is about to end this task: nothing new is begun.
         return std::future::pending().await;
     }
     // Only now: what came while the pace made us wait goes along.
-    let request = outbox.lines().take(point, Instant::now());
+    let request = outbox.lines().take(point, edition, Instant::now());
     let Some(request) = request else { return };
     let content = if request.items.is_empty() {
         Content::Test { namespace: &point.namespace, name: &point.name }
     } else {
         Content::Entries(&request.items)
     };
-    let answer = outbox.transport.send(&request.endpoint, content, request.plain).await;
+    let answer = tokio::select! {
+        answer = outbox.transport.send(&request.endpoint, content, request.plain) => answer,
+        () = outbox.ended.cancelled() => return std::future::pending().await,
+    };
     report(outbox, point, &request, &answer);
     let Concerned { fields, point: concerned } =
         outbox.lines().answered(point, &request, answer, outbox.patience, Instant::now());
@@ -97,4 +121,62 @@ fn age(id: &str, now: Timestamp) -> Option<Duration> {
     let (seconds, nanoseconds) = Uuid::parse_str(id).ok()?.get_timestamp()?.to_unix();
     let made = Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanoseconds).ok()?).ok()?;
     Duration::try_from(now.duration_since(made)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::future;
+
+    use tokio::sync::mpsc;
+    use tokio_util::sync::CancellationToken;
+
+    use super::super::{Outbox, Patience, Stage};
+    use crate::api::contact_point::ChatId;
+    use crate::notify::telegram::Chat;
+    use crate::notify::{Content, Endpoint, Failure, Sent, Transport};
+    use crate::runtime::Key;
+    use crate::runtime::backoff::Policy;
+    use crate::runtime::metrics::Metrics;
+    use crate::runtime::reconciler::Trigger;
+
+    /// Its receiver never answers; it tells when a request begins and when it is given up.
+    struct Hanging(mpsc::UnboundedSender<&'static str>);
+
+    struct Told<'a>(&'a Hanging);
+
+    impl Drop for Told<'_> {
+        fn drop(&mut self) {
+            self.0.0.send("given up").unwrap();
+        }
+    }
+
+    impl Transport for Hanging {
+        async fn slot(&self, _: &Endpoint) {}
+
+        async fn send(&self, _: &Endpoint, _: Content<'_>, _: bool) -> Result<Sent, Failure> {
+            self.0.send("begun").unwrap();
+            let _told = Told(self);
+            future::pending().await
+        }
+    }
+
+    #[tokio::test]
+    async fn what_has_not_landed_in_time_is_given_up() {
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let policy = Policy { min: std::time::Duration::ZERO, max: std::time::Duration::ZERO };
+        let patience = Patience { retry: policy, stopped: policy.max };
+        let (fields, points, draining) = (Trigger::default(), Trigger::default(), CancellationToken::new());
+        let outbox = Outbox::new(Hanging(tell), patience, Metrics::new(), fields, points, draining);
+        let chat = Chat::new(b"1:a", ChatId::Id(1), None, false).unwrap();
+        outbox.configure(&Key::new("n", "p"), Endpoint::Telegram(chat), Stage::Test);
+        assert_eq!(told.recv().await, Some("begun"));
+        tokio::select! {
+            biased;
+            () = outbox.land() => panic!("it is still in the air"),
+            () = tokio::task::yield_now() => {}
+        }
+        assert_eq!(told.recv().await, Some("given up"));
+    }
 }

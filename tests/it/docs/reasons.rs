@@ -50,6 +50,7 @@ fn waiting() -> Vec<&'static str> {
     let mut all = vec![
         Waiting::TargetNotFound { target: name() },
         Waiting::Forbidden { resource: ResourceName { api_version: name(), plural: name() }, message: name() },
+        Waiting::TargetUnreadable(name()),
         Waiting::ResourceMismatch(name()),
         Waiting::TemplateInvalid(name()),
         Waiting::OutOfScope { namespace: name() },
@@ -64,6 +65,7 @@ fn waiting() -> Vec<&'static str> {
     let reason = |waiting: &Waiting| match waiting {
         Waiting::TargetNotFound { .. }
         | Waiting::Forbidden { .. }
+        | Waiting::TargetUnreadable(_)
         | Waiting::ResourceMismatch(_)
         | Waiting::TemplateInvalid(_)
         | Waiting::OutOfScope { .. }
@@ -104,7 +106,7 @@ fn words_after(folder: &Path, start: &str) -> BTreeSet<String> {
 #[test]
 fn every_reason_of_a_contact_point_has_its_row() {
     let page = page("contact-point.md");
-    let now = || Time(Default::default());
+    let now = || Time(k8s_openapi::jiff::Timestamp::default());
     let of = |standing: &Standing| {
         standing::status(None, standing, &Tested::default(), 1, now()).unwrap().conditions[0].reason.clone()
     };

@@ -3,8 +3,9 @@
 use std::mem;
 
 use super::bound::Bounds;
-use super::record::Observation;
+use super::record::{Observation, drop_told};
 use super::squeeze::{Limits, Slot, squeeze};
+use crate::api::tracked_field::Entry;
 
 /// Observations on their way from the watch to the next pass: bounded, and never in the watch's way.
 ///
@@ -57,9 +58,10 @@ impl ObservationBuffer {
         self.squeeze()
     }
 
-    /// There is nothing to record.
-    pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+    /// Drops what `last`, the newest entry of the history, tells of: another replica recorded it.
+    pub fn drop_told(&mut self, last: &Entry) {
+        drop_told(&mut self.waiting, last);
+        self.bytes = self.waiting.iter().map(Observation::size).sum();
     }
 
     fn squeeze(&mut self) -> usize {

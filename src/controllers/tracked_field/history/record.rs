@@ -66,7 +66,7 @@ impl Observation {
 
     /// Whether `last` was recorded from this version of the resource, or from a later one: another replica, or a read
     /// that overtook the watch, was faster.
-    fn is_told_by(&self, last: &Entry) -> bool {
+    pub(super) fn is_told_by(&self, last: &Entry) -> bool {
         let told = last.resource_version.as_deref().and_then(|version| version.parse().ok());
         let same = match &self.state {
             State::Present { uid, .. } => *uid == last.uid,
@@ -142,11 +142,12 @@ pub fn record(
     mut ids: impl FnMut() -> String,
 ) -> Recorded {
     let mut recorded = Recorded::default();
+    let mut observations: Vec<Observation> = observations.into_iter().collect();
+    if let Some(last) = history.last().filter(|last| speaks_of(last, subject)) {
+        drop_told(&mut observations, last);
+    }
     for observation in observations {
-        let last = history.last_mut().filter(|last| last.subject.as_ref().is_none_or(|s| s == subject));
-        if last.as_ref().is_some_and(|last| observation.is_told_by(last)) {
-            continue;
-        }
+        let last = history.last_mut().filter(|last| speaks_of(last, subject));
         let uid = last.as_ref().and_then(|last| last.uid.clone());
         let present = last.filter(|last| last.action != Action::Deleted);
         let single = observation.folded.is_none();
@@ -170,6 +171,17 @@ pub fn record(
         history.push(entry(action, subject, observation, uid, ids()));
     }
     recorded
+}
+
+fn speaks_of(entry: &Entry, subject: &Subject) -> bool {
+    entry.subject.as_ref().is_none_or(|spoken_of| spoken_of == subject)
+}
+
+/// Drops what `last` tells of, and what was seen before that: also of a resource of that name that was deleted since.
+pub(super) fn drop_told(observations: &mut Vec<Observation>, last: &Entry) {
+    if let Some(told) = observations.iter().rposition(|observation| observation.is_told_by(last)) {
+        observations.drain(..=told);
+    }
 }
 
 /// The original program wrote an empty value for a targetPort that is a number: what it saw is not known.

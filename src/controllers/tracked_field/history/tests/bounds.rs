@@ -168,7 +168,7 @@ fn a_buffer_is_bounded_and_counts_what_it_folds() {
         (0..100).map(|n| buffer.push(Observation::new(at(n), present("a", &n.to_string()), None))).sum();
     let mut history = entries(1);
     let drained = buffer.drain();
-    assert!(drained.len() <= 16 && buffer.is_empty());
+    assert!(drained.len() <= 16 && buffer.drain().is_empty());
     assert_eq!(drained.len() + folded, 100);
     // The first one is what the history has already.
     assert_eq!(record(&mut history, &subject("replicas"), drained, ids()).changes, 99);

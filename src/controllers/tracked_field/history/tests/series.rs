@@ -172,6 +172,28 @@ fn what_the_history_tells_already_is_not_recorded_again() {
     assert_eq!(versions, ["10", "11", "12", "13", "14"]);
 }
 
+/// A standby saw the resource deleted and made again, which the leader recorded.
+#[test]
+fn a_former_resource_of_that_name_is_not_told_of_again() {
+    let seen = |version: u64, state: State| Observation::new(at(9), state, Some(version));
+    let shown = [
+        seen(10, present("a", "1")),
+        seen(12, present("a", "2")),
+        seen(20, State::Absent),
+        seen(30, present("b", "1")),
+    ];
+    let (mut history, mut ids) = (History::new(), ids());
+    record(&mut history, &subject("replicas"), shown.clone(), &mut ids);
+    let last = history.split_off(3);
+    let (mut history, mut buffer) = (last.clone(), ObservationBuffer::default());
+    assert_eq!(record(&mut history, &subject("replicas"), shown.clone(), &mut ids).entries, 0);
+    for observation in shown {
+        buffer.push(observation);
+    }
+    buffer.drop_told(&last[0]);
+    assert!(buffer.drain().is_empty(), "nor does it wait for ever");
+}
+
 /// A history that was restored into another cluster, whose versions are lower.
 #[test]
 fn the_versions_of_another_resource_count_for_nothing() {
