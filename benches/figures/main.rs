@@ -117,10 +117,12 @@ async fn release_build() -> Result<PathBuf> {
     let built = Command::new(cargo)
         .args(["build", "--release", "--bin", "quartermaster", "--message-format=json-render-diagnostics"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .stderr(Stdio::inherit())
-        .output()
-        .await
-        .context("running cargo")?;
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("running cargo")?
+        .wait_with_output()
+        .await?;
     ensure!(built.status.success(), "the release build failed");
     let built = String::from_utf8(built.stdout)?;
     let messages = built.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
@@ -134,9 +136,10 @@ async fn in_a_process_of_its_own(row: &str, program: &Path) -> Result<Vec<Line>>
         .args([MEASURE, row])
         .arg(program)
         .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
+        .stdout(Stdio::piped())
         .kill_on_drop(true)
-        .output()
+        .spawn()?
+        .wait_with_output()
         .await?;
     ensure!(output.status.success(), "not measured");
     Ok(serde_json::from_slice(&output.stdout)?)
