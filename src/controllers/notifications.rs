@@ -46,7 +46,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         outbox: Arc::clone(&outbox),
         events: manager.events(contact_point::NAME),
         reread: timings.secret_reread,
-        written: Written::default(),
+        written: Written::new(points.store.clone()),
         lines: Mutex::default(),
     });
     let tracker = Arc::new(Tracker::new(fields.trigger.clone()));
@@ -68,7 +68,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         events: manager.events(tracked_field::NAME),
         metrics: manager.metrics.clone(),
         terms: Terms { max_age: timings.delivery_max_age, renew_event: timings.event_renewal, resync: timings.resync },
-        written: Written::default(),
+        written: Written::new(fields.store.clone()),
         told: Mutex::new(HashMap::new()),
     });
 
@@ -104,7 +104,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
                 if all_seen {
                     controller.watch(&field);
                 }
-                if !controller.written.knows(&key, &field) {
+                if !controller.written.shown(&key, &field) {
                     trigger.wake(&key);
                 }
             }
