@@ -1,45 +1,79 @@
-//! The floor: a bare watch that posts what it sees at once, without history, retries or a thought.
+//! The floor: a bare watch that posts what it sees at once, without history, retries or a thought. A process of its
+//! own, with the operator's rights, so that all that the operator costs can be seen beside what it costs.
 
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use futures::StreamExt as _;
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use kube::runtime::watcher;
 use kube::runtime::watcher::Event;
-use tokio::task::JoinHandle;
+use testbed::process::{Child, Folder, Program};
+use testbed::receiver::Receiver;
 
-use crate::stage::Stage;
+use crate::stage::{PATIENCE, Stage, index};
+use crate::support::{ACCOUNT, SYSTEM};
+
+/// Given to the process that is the floor, before the receivers' URLs.
+pub const FLAG: &str = "--floor";
 
 /// Where it posts to: the operator's messages go elsewhere.
 pub const PATH: &str = "/floor";
 
-/// Watches every Deployment and posts its replicas to one of the stage's receivers, until it is aborted. Returns when
-/// the watch has listed what is there.
-pub async fn start(stage: &Arc<Stage>) -> JoinHandle<()> {
-    let (listed, wait) = tokio::sync::oneshot::channel();
-    let stage = Arc::clone(stage);
-    let task = tokio::spawn(async move {
-        let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let mut listed = Some(listed);
-        let api = Api::<Deployment>::all(stage.bed.client.clone());
-        let mut events = std::pin::pin!(watcher(api, watcher::Config::default()));
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(Event::Apply(object)) => {
-                    let replicas = object.spec.and_then(|spec| spec.replicas).unwrap_or_default();
-                    let name = object.metadata.name.unwrap_or_default();
-                    let url = format!("{}{PATH}", stage.receiver_of(&name).url());
-                    let body = serde_json::json!({ "value": replicas.to_string() }).to_string();
-                    let post = client.post(url).body(body);
-                    tokio::spawn(async move { post.send().await });
-                }
-                Ok(Event::InitDone) => drop(listed.take().map(|listed| listed.send(()))),
-                Ok(_) => {}
-                Err(error) => eprintln!("the floor's watch: {error}"),
+/// What it says when it has seen what is there.
+const LISTED: &str = "listed";
+
+/// Watches every Deployment and posts its replicas to one of the receivers, until it is killed.
+pub async fn run(receivers: &[String]) -> Result<()> {
+    let posts = reqwest::Client::builder().no_proxy().build()?;
+    let api = Api::<Deployment>::all(kube::Client::try_default().await?);
+    let mut events = std::pin::pin!(watcher(api, watcher::Config::default().streaming_lists()));
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Apply(object)) => {
+                let replicas = object.spec.and_then(|spec| spec.replicas).unwrap_or_default();
+                let name = object.metadata.name.unwrap_or_default();
+                let url = format!("{}{PATH}", receivers[index(&name) % receivers.len()]);
+                let body = serde_json::json!({ "value": replicas.to_string() }).to_string();
+                tokio::spawn(posts.post(url).body(body).send());
             }
+            Ok(Event::InitDone) => println!("{LISTED}"),
+            Ok(_) => {}
+            Err(error) => eprintln!("the watch failed: {error}"),
         }
-    });
-    wait.await.unwrap();
-    task
+    }
+    Ok(())
+}
+
+/// The process. Killed when dropped.
+pub struct Floor {
+    child: Child,
+    _folder: Folder,
+}
+
+impl Floor {
+    /// Starts it; returns when it has listed what is there, and says how long that took.
+    pub async fn start(stage: &Stage) -> Result<(Self, Duration)> {
+        let kubeconfig = stage.bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await?;
+        let folder = Folder::new()?;
+        let began = Instant::now();
+        let child = Program::new(std::env::current_exe()?)
+            .arg(FLAG)
+            .args(stage.receivers.iter().map(Receiver::url))
+            .env("KUBECONFIG", kubeconfig)
+            .spawn(folder.path().join("floor.log"))?;
+        let mut floor = Self { child, _folder: folder };
+        while !floor.child.log_text()?.contains(LISTED) {
+            floor.child.check_running()?;
+            anyhow::ensure!(began.elapsed() < PATIENCE, "the floor lists nothing\n{}", floor.child.log_tail());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok((floor, began.elapsed()))
+    }
+
+    /// Its id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
 }

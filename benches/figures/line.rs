@@ -1,62 +1,112 @@
 //! The table, and the arithmetic of its figures.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// One line of the table.
-#[derive(Debug, Default, Serialize, Deserialize)]
+/// One line of the table: one number, what is promised of it, and its floor.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Line {
-    /// What was measured.
-    pub what: String,
-    /// What is promised.
-    pub must: String,
-    /// What was found.
-    pub measured: String,
-    /// What a bare watch that posts at once takes, or what else there is to compare with.
-    pub floor: String,
-    /// Whether the promise is kept; none where nothing is promised.
-    pub kept: Option<bool>,
+    what: String,
+    unit: String,
+    measured: Option<f64>,
+    must: Option<Must>,
+    floor: Option<f64>,
+    note: String,
+}
+
+/// What is promised of a number.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Must {
+    /// Less than this.
+    Below(f64),
+    /// This at the most.
+    AtMost(f64),
 }
 
 impl Line {
-    /// Something that is promised.
-    pub fn promise(what: impl Into<String>, must: &str, measured: String, kept: bool) -> Self {
-        Self { what: what.into(), must: must.into(), measured, floor: String::new(), kept: Some(kept) }
-    }
-
-    /// Something that is good to know.
-    pub fn note(what: impl Into<String>, measured: String) -> Self {
-        Self { what: what.into(), measured, ..Self::default() }
-    }
-
-    /// Beside what to see it.
-    pub fn floor(mut self, floor: impl Into<String>) -> Self {
-        self.floor = floor.into();
-        self
+    /// A figure of which nothing is promised yet.
+    pub fn new(what: &str, measured: f64, unit: &str) -> Self {
+        let (what, unit) = (what.into(), unit.into());
+        // JSON has no word for what is not a number.
+        let measured = Some(measured).filter(|measured| measured.is_finite());
+        Self { what, unit, measured, must: None, floor: None, note: String::new() }
     }
 
     /// A row that could not be measured.
     pub fn broken(row: &str) -> Self {
-        Self { what: row.into(), measured: "could not be measured".into(), kept: Some(false), ..Self::default() }
+        Self { note: "could not be measured".into(), ..Self::new(row, f64::NAN, "") }
     }
 
-    fn cells(&self) -> [&str; 5] {
-        let verdict = match self.kept {
-            Some(true) => "kept",
-            Some(false) => "MISSED",
-            None => "",
+    /// It is promised to be less than this.
+    pub fn below(self, limit: f64) -> Self {
+        Self { must: Some(Must::Below(limit)), ..self }
+    }
+
+    /// It is promised to be no more than this.
+    pub fn at_most(self, limit: f64) -> Self {
+        Self { must: Some(Must::AtMost(limit)), ..self }
+    }
+
+    /// What the floor came to, in the same unit.
+    pub fn floor(self, floor: f64) -> Self {
+        Self { floor: Some(floor).filter(|floor| floor.is_finite()), ..self }
+    }
+
+    /// What else is good to know.
+    pub fn note(self, note: impl Into<String>) -> Self {
+        Self { note: note.into(), ..self }
+    }
+
+    /// Whether the promise is broken. What is promised and could not be measured is not kept.
+    pub fn missed(&self) -> bool {
+        match (self.must, self.measured) {
+            (None, measured) => measured.is_none(),
+            (Some(_), None) => true,
+            (Some(Must::Below(limit)), Some(measured)) => measured >= limit,
+            (Some(Must::AtMost(limit)), Some(measured)) => measured > limit,
+        }
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let with_unit = |value: f64| format!("{} {}", number(value), self.unit).trim_end().to_owned();
+        let must = match self.must {
+            None => String::new(),
+            Some(Must::Below(limit)) => format!("< {}", with_unit(limit)),
+            Some(Must::AtMost(limit)) => format!("<= {}", with_unit(limit)),
         };
-        [&self.what, &self.must, &self.measured, &self.floor, verdict]
+        let ratio = match (self.measured, self.floor) {
+            (Some(measured), Some(floor)) if floor > 0.0 => number(measured / floor),
+            _ => String::new(),
+        };
+        let verdict = match (self.missed(), self.must) {
+            (true, _) => "MISSED",
+            (false, Some(_)) => "kept",
+            (false, None) => "",
+        };
+        let cell = |value: Option<f64>| value.map(with_unit).unwrap_or_default();
+        [self.what.clone(), must, cell(self.measured), cell(self.floor), ratio, verdict.into(), self.note.clone()]
     }
 }
 
-/// The lines as a table in Markdown, aligned for a terminal.
+/// Three digits where there is a fraction: more would be noise.
+fn number(value: f64) -> String {
+    let decimals = match value.abs() {
+        _ if value.fract() == 0.0 => 0,
+        size if size < 10.0 => 2,
+        size if size < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
+}
+
+/// The lines as a table in Markdown, aligned for a terminal. Numbers stand at the right.
 pub fn table(lines: &[Line]) -> String {
-    let mut rows = vec![["what", "must", "measured", "floor, same run", "verdict"]];
+    const TITLES: [&str; 7] = ["figure", "promise", "measured", "floor", "ratio", "verdict", "note"];
+    const TO_THE_RIGHT: std::ops::RangeInclusive<usize> = 1..=4;
+    let mut rows = vec![TITLES.map(str::to_owned)];
     rows.extend(lines.iter().map(Line::cells));
-    let mut widths = [0; 5];
+    let mut widths = [0; TITLES.len()];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
@@ -64,36 +114,51 @@ pub fn table(lines: &[Line]) -> String {
     }
     let mut text = String::new();
     for (index, row) in rows.iter().enumerate() {
-        for (cell, width) in row.iter().zip(widths) {
-            let _ = write!(text, "| {cell:width$} ");
+        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+            let _ = if TO_THE_RIGHT.contains(&column) {
+                write!(text, "| {cell:>width$} ")
+            } else {
+                write!(text, "| {cell:width$} ")
+            };
         }
         text.push_str("|\n");
         if index == 0 {
-            widths.iter().for_each(|width| {
-                let _ = write!(text, "| {:-<width$} ", "");
-            });
+            for (column, width) in widths.into_iter().enumerate() {
+                let end = if TO_THE_RIGHT.contains(&column) { ":" } else { "-" };
+                let _ = write!(text, "| {:-<dashes$}{end} ", "", dashes = width - 1);
+            }
             text.push_str("|\n");
         }
     }
     text
 }
 
-/// Milliseconds from one thing to another; less than nothing where the other was first.
+/// Several measurements of one thing, of whatever unit.
 #[derive(Clone, Debug, Default)]
-pub struct Latencies(Vec<f64>);
+pub struct Sample(Vec<f64>);
 
-impl FromIterator<f64> for Latencies {
-    fn from_iter<I: IntoIterator<Item = f64>>(milliseconds: I) -> Self {
-        let mut sorted: Vec<f64> = milliseconds.into_iter().collect();
+impl FromIterator<f64> for Sample {
+    fn from_iter<I: IntoIterator<Item = f64>>(values: I) -> Self {
+        let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         Self(sorted)
     }
 }
 
-impl Latencies {
-    /// The value that this share of all does not exceed (nearest rank).
+impl Sample {
+    /// These and those.
+    pub fn and(self, other: Self) -> Self {
+        self.0.into_iter().chain(other.0).collect()
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The value that this share of all does not exceed (nearest rank); not a number where there is none.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-    pub fn quantile(&self, share: f64) -> f64 {
+    fn quantile(&self, share: f64) -> f64 {
         let rank = (self.0.len() as f64 * share).ceil() as usize;
         self.0.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
     }
@@ -108,27 +173,14 @@ impl Latencies {
         self.quantile(0.99)
     }
 
-    /// For people.
-    pub fn words(&self) -> String {
-        format!(
-            "p50 {:.1} ms, p99 {:.1} ms, max {:.0} ms (n {})",
-            self.p50(),
-            self.p99(),
-            self.quantile(1.0),
-            self.0.len()
-        )
+    /// The greatest.
+    pub fn max(&self) -> f64 {
+        self.quantile(1.0)
     }
-}
 
-/// All the times, for people, and the greatest.
-pub fn times(times: &[Duration]) -> String {
-    let each: Vec<String> = times.iter().map(|time| format!("{:.2}", time.as_secs_f64())).collect();
-    format!("{} s", each.join(", "))
-}
-
-/// The middle of some times.
-pub fn median(times: &[Duration]) -> Duration {
-    let mut sorted = times.to_vec();
-    sorted.sort();
-    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+    /// Each of them, the least first.
+    pub fn words(&self) -> String {
+        let each: Vec<String> = self.0.iter().map(|value| number(*value)).collect();
+        each.join(", ")
+    }
 }

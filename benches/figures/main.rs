@@ -7,7 +7,8 @@
 //!
 //! What is measured is the release build, run as users run it, with its `ServiceAccount`'s rights. Each row is measured
 //! by a process of its own on a control plane of its own (etcd and kube-apiserver alone: nobody else writes). The
-//! targets are Deployments, of which `replicas` is tracked; their changes are merge patches.
+//! targets are Deployments, of which `replicas` is tracked; their changes are merge patches. The floor is a bare watch
+//! that posts at once ([`floor`]), or what a note says. Everything dies with this process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ mod support;
 use self::line::Line;
 
 /// The rows, in the order of the table.
-const ROWS: [&str; 8] = ["latency", "hang", "memory", "failover", "slow", "cpu", "start", "size"];
+const ROWS: [&str; 9] = ["latency", "hang", "appear", "memory", "failover", "slow", "cpu", "start", "size"];
 
 const USAGE: &str = "cargo bench -- [--strict] [ROW ...]";
 
@@ -40,6 +41,7 @@ async fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let result = match &args[..] {
         [flag, row, program] if flag == MEASURE => measure(row, program.into()).await.map(|()| true),
+        [flag, receivers @ ..] if flag == floor::FLAG => floor::run(receivers).await.map(|()| true),
         _ => all(&args).await,
     };
     match result {
@@ -54,16 +56,23 @@ async fn main() -> ExitCode {
 
 /// Measures one row and prints its lines as JSON.
 async fn measure(row: &str, program: PathBuf) -> Result<()> {
-    let lines = match row {
-        "latency" => rows::latency::latency(program).await?,
-        "hang" => rows::latency::hang(program).await?,
-        "memory" => rows::load::memory(program).await?,
-        "failover" => rows::replicas::failover(program).await?,
-        "slow" => rows::load::slow(program).await?,
-        "cpu" => rows::rest::cpu(program).await?,
-        "start" => rows::rest::start(program).await?,
-        "size" => rows::rest::size(&program)?,
-        other => bail!("there is no row {other}"),
+    let lines = async {
+        match row {
+            "latency" => rows::latency::latency(program).await,
+            "hang" => rows::latency::hang(program).await,
+            "appear" => rows::appear::appear(program).await,
+            "memory" => rows::load::memory(program).await,
+            "failover" => rows::replicas::failover(program).await,
+            "slow" => rows::load::slow(program).await,
+            "cpu" => rows::rest::cpu(program).await,
+            "start" => rows::rest::start(program).await,
+            "size" => rows::rest::size(&program),
+            other => bail!("there is no row {other}"),
+        }
+    };
+    let lines = tokio::select! {
+        lines = lines => lines?,
+        () = testbed::process::parent_ended() => bail!("the bench has ended"),
     };
     println!("{}", serde_json::to_string(&lines)?);
     Ok(())
@@ -79,26 +88,26 @@ async fn all(args: &[String]) -> Result<bool> {
     let program = release_build().await?;
     let load_before = load();
     let mut lines = Vec::new();
-    let mut broken = 0;
+    let mut broken = false;
     for row in ROWS.into_iter().filter(|row| named.is_empty() || named.contains(row)) {
-        eprintln!("measuring {row}");
+        eprintln!("measuring {row} (load average {})", load());
         match in_a_process_of_its_own(row, &program).await {
             Ok(more) => lines.extend(more),
             Err(error) => {
                 eprintln!("{row}: {error:#}");
                 lines.push(Line::broken(row));
-                broken += 1;
+                broken = true;
             }
         }
     }
     let cores = std::thread::available_parallelism()?;
     println!("\n{cores} cores; load average {load_before} before, {} after\n", load());
     print!("{}", line::table(&lines));
-    let missed = lines.iter().filter(|line| line.kept == Some(false)).count();
+    let missed = lines.iter().filter(|line| line.missed()).count();
     if missed > 0 {
         println!("\n{missed} missed");
     }
-    Ok(broken == 0 && (missed == 0 || !strict))
+    Ok(!broken && (missed == 0 || !strict))
 }
 
 /// The program that is shipped. The one that cargo builds for a bench has the features of the tests' dependencies.
@@ -108,14 +117,16 @@ async fn release_build() -> Result<PathBuf> {
     let built = Command::new(cargo)
         .args(["build", "--release", "--bin", "quartermaster", "--message-format=json-render-diagnostics"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .stderr(Stdio::inherit())
-        .output()
-        .await
-        .context("running cargo")?;
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("running cargo")?
+        .wait_with_output()
+        .await?;
     ensure!(built.status.success(), "the release build failed");
     let built = String::from_utf8(built.stdout)?;
     let messages = built.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let program = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last();
+    let program = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back();
     program.context("cargo names no executable")
 }
 
@@ -125,9 +136,10 @@ async fn in_a_process_of_its_own(row: &str, program: &Path) -> Result<Vec<Line>>
         .args([MEASURE, row])
         .arg(program)
         .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
+        .stdout(Stdio::piped())
         .kill_on_drop(true)
-        .output()
+        .spawn()?
+        .wait_with_output()
         .await?;
     ensure!(output.status.success(), "not measured");
     Ok(serde_json::from_slice(&output.stdout)?)

@@ -21,7 +21,7 @@ use super::common::rule_over;
     shortname = "tf",
     category = "quartermaster",
     namespaced,
-    status = "History",
+    status = "Kept",
     derive = "PartialEq",
     printcolumn(name = "Kind", type_ = "string", json_path = ".spec.target.kind"),
     printcolumn(name = "Target", type_ = "string", json_path = ".spec.target.name"),
@@ -172,6 +172,9 @@ fn name_of_a_kind() -> Rule {
 
 /// The status of a `TrackedField`: its history, oldest first. Entries that are `Pending` are its outbox.
 pub type History = Vec<Entry>;
+
+/// A history as it is cached: thousands are, so none has room to spare.
+pub type Kept = Box<[Entry]>;
 
 /// One change of the field.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]

@@ -301,7 +301,7 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     track(&bed, "it", json!({ "contactPoint": "away" })).await;
     let failed = |field: &TrackedField| field.status.iter().flatten().any(|e| e.delivery == Some(Delivery::Failed));
     let field = bed.until("it", "given up", failed).await;
-    let entry = field.status.unwrap().remove(0);
+    let entry = field.status.unwrap()[0].clone();
     assert_eq!(entry.reason.as_deref(), Some("not delivered within 4 s"));
     assert_eq!(bed.event("it", "DeliveryFailed").await, "Created 1: not delivered: not delivered within 4 s");
     let metrics = operator.metrics().await;

@@ -1,5 +1,6 @@
 //! The rows of the table.
 
+pub mod appear;
 pub mod latency;
 pub mod load;
 pub mod replicas;

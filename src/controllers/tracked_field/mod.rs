@@ -177,7 +177,8 @@ impl<T: Transport> TrackedFields<T> {
                 continue;
             }
             if changes.changed {
-                match apply::status(&api, MANAGER, object.as_ref(), &changes.history).await {
+                let history = std::mem::take(&mut changes.history).into_boxed_slice();
+                match apply::status(&api, MANAGER, object.as_ref(), &history).await {
                     Ok(written) => object = self.written.wrote(key, written),
                     Err(kube::Error::Api(status)) if status.code == 409 && !raced => {
                         debug!("the object changed in the meantime; its history is computed again");

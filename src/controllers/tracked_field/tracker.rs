@@ -79,7 +79,8 @@ pub struct Seen<'a> {
 impl Seen<'_> {
     /// All of it stands in the history.
     pub fn recorded(mut self) {
-        self.observations.clear();
+        // Not cleared: its room would go back into the buffer, and stay there for as long as nothing changes.
+        self.observations = Vec::new();
         self.merged = 0;
     }
 }

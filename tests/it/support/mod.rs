@@ -202,7 +202,7 @@ impl Bed {
 
     /// The history of a `TrackedField`.
     pub async fn history(&self, name: &str) -> Vec<Entry> {
-        self.api::<TrackedField>().get(name).await.unwrap().status.unwrap_or_default()
+        self.api::<TrackedField>().get(name).await.unwrap().status.unwrap_or_default().into_vec()
     }
 
     /// Waits until the object is as `look` wants it.
@@ -247,7 +247,7 @@ impl Bed {
                 self::told(entries) == told && entries.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
             })
             .await;
-        field.status.unwrap_or_default()
+        field.status.unwrap_or_default().into_vec()
     }
 
     /// Waits until the annotation that says why it waits begins with `reason`; empty: until there is none.

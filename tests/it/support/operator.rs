@@ -53,7 +53,7 @@ impl Settings {
     }
 
     /// This program, as users run it.
-    pub fn as_shipped(mut self, program: PathBuf) -> Self {
+    pub fn shipped(mut self, program: PathBuf) -> Self {
         self.as_shipped = Some(program);
         self
     }

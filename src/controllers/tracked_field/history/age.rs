@@ -51,7 +51,7 @@ pub fn expire(history: &mut History, now: Timestamp, max_age: Duration) -> usize
 }
 
 /// When [`expire`] has something to do next.
-pub fn next_expiry(history: &History, max_age: Duration) -> Option<Timestamp> {
+pub fn next_expiry(history: &[Entry], max_age: Duration) -> Option<Timestamp> {
     history.iter().filter_map(|entry| deadline(entry, max_age)).min()
 }
 

@@ -1,0 +1,58 @@
+//! How soon something that was waited for is acted on once it is there.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use crate::floor::Floor;
+use crate::line::{Line, Sample};
+use crate::stage::{Change, Sender, Stage, leads, name, point};
+use crate::support::Operator;
+
+/// Times that each is done.
+const TIMES: usize = 10;
+/// Promised, in seconds.
+const LIMIT: f64 = 1.0;
+
+/// A target that appears, and a contact point that does: from the apiserver's acknowledgement to the message.
+pub async fn appear(program: PathBuf) -> Result<Vec<Line>> {
+    let stage = Stage::set(program, 0).await?;
+    let (_floor, _) = Floor::start(&stage).await?;
+    let operator = Operator::start(&stage.bed, stage.settings()).await;
+    leads(&operator).await?;
+    let bed = &stage.bed;
+
+    let (mut targets, mut floor) = (Sample::default(), Sample::default());
+    for field in 0..TIMES {
+        let name = name(field);
+        bed.track(&name, "Deployment", &name, "replicas", &point(field)).await;
+        bed.waiting(&name, "TargetNotFound").await;
+        let value = stage.new_value();
+        bed.deployment(&name, value).await;
+        let change = [Change { field, value, acknowledged: Instant::now() }];
+        targets = targets.and(stage.latencies(&change, Sender::Operator).await?);
+        floor = floor.and(stage.latencies(&change, Sender::Floor).await?);
+    }
+
+    let mut points = Sample::default();
+    for field in TIMES..2 * TIMES {
+        let (name, point) = (name(field), format!("late-{field}"));
+        let value = stage.new_value();
+        bed.deployment(&name, value).await;
+        bed.track(&name, "Deployment", &name, "replicas", &point).await;
+        bed.waiting(&name, "ContactPointNotFound").await;
+        bed.webhook(&point, &stage.receivers[0].url()).await;
+        let change = [Change { field, value, acknowledged: Instant::now() }];
+        points = points.and(stage.latencies(&change, Sender::Operator).await?);
+    }
+    let seconds = |milliseconds: f64| milliseconds / 1e3;
+    let line = |what: &str, sample: &Sample| {
+        let note = format!("the longest of {TIMES}; p50 {:.1} ms", sample.p50());
+        Line::new(what, seconds(sample.max()), "s").below(LIMIT).note(note)
+    };
+    Ok(vec![
+        line("a target appears -> the message", &targets).floor(seconds(floor.max())),
+        line("a ContactPoint appears -> test, then what waited", &points),
+    ])
+}
