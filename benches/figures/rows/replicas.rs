@@ -8,7 +8,6 @@ use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
-use quartermaster::runtime::leader::LEASE;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
@@ -77,7 +76,7 @@ async fn standby(stage: &Stage) -> Result<Operator> {
 
 /// Seconds until the lease of a leader that is dead ends by itself.
 async fn lease_left(stage: &Stage) -> Result<f64> {
-    let lease = Api::<Lease>::namespaced(stage.bed.client.clone(), SYSTEM).get(LEASE).await?;
+    let lease = Api::<Lease>::namespaced(stage.bed.client.clone(), SYSTEM).get("quartermaster").await?;
     let spec = lease.spec.context("a Lease without a spec")?;
     let renewed = spec.renew_time.context("a Lease that was never renewed")?.0;
     let duration = spec.lease_duration_seconds.context("a Lease without a duration")?;
