@@ -63,6 +63,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
         points: points.store.clone(),
+        points_phase: points.phase.clone(),
         tracker,
         hub,
         outbox,

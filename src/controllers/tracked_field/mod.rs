@@ -24,6 +24,7 @@ use crate::notify::Transport;
 use crate::notify::queue::Outbox;
 use crate::runtime::cache::strip;
 use crate::runtime::events::Events;
+use crate::runtime::manager::Phase;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::watch_hub::WatchHub;
@@ -97,6 +98,8 @@ pub struct TrackedFields<T> {
     pub scope: Scope,
     /// The contact points.
     pub points: Store<ContactPoint>,
+    /// Whether there can be any.
+    pub points_phase: Phase,
     /// What the watches show.
     pub tracker: Arc<Tracker>,
     /// The watches.

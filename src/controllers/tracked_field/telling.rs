@@ -41,6 +41,10 @@ impl<T: Transport> TrackedFields<T> {
     fn point_trouble(&self, key: &Key, object: &TrackedField, point: Option<&ContactPoint>) -> Option<Waiting> {
         let name = &object.spec.contact_point;
         let Some(point) = point else {
+            if let Some(why) = self.points_phase.absent() {
+                let because = format!("this operator does not serve contact points: {why}");
+                return Some(Waiting::ContactPointNotReady { name: name.clone(), because });
+            }
             let points = self.points.state();
             let names: Vec<String> = points
                 .iter()

@@ -14,7 +14,7 @@ use super::{Bed, SOON};
 impl Bed {
     /// The Events about an object of this name that have this reason.
     pub async fn events(&self, name: &str, reason: &str) -> Vec<Event> {
-        let all = self.api::<Event>().list(&Default::default()).await.unwrap().items;
+        let all = self.api::<Event>().list(&kube::api::ListParams::default()).await.unwrap().items;
         let about = |event: &Event| event.regarding.as_ref().is_some_and(|it| it.name.as_deref() == Some(name));
         all.into_iter().filter(|event| about(event) && event.reason.as_deref() == Some(reason)).collect()
     }
