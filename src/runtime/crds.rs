@@ -73,14 +73,12 @@ fn missing(name: &str) -> Presence {
 
 /// An older CRD prunes our fields without a word; so does one that is not ours. A newer one keeps them.
 fn judge(name: &str, crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &SchemaMark) -> Presence {
-    let theirs = crd.annotations().get(SCHEMA).map(|theirs| (theirs, theirs.parse::<SchemaMark>()));
-    let what = match theirs {
-        Some((_, Ok(theirs))) if theirs.keeps(ours) => return Presence::Present,
-        Some((text, Ok(theirs))) if theirs.number < ours.number => format!("is older (schema {text}, not {ours})"),
-        Some((text, _)) => format!("has another schema ({text}, not {ours})"),
-        None => "is not this program's".into(),
+    let what = match crd.annotations().get(SCHEMA) {
+        Some(theirs) if theirs.parse().is_ok_and(|theirs: SchemaMark| theirs.keeps(ours)) => return Presence::Present,
+        Some(theirs) => format!("has schema {theirs}, not {ours}: install this version's CRDs"),
+        None => "is not this program's: install its CRDs".into(),
     };
-    Presence::Absent(format!("CRD {name} {what}: install this version's (quartermaster crds | kubectl apply -f -)"))
+    Presence::Absent(format!("CRD {name} {what} (quartermaster crds | kubectl apply -f -)"))
 }
 
 #[cfg(test)]
@@ -94,17 +92,17 @@ mod tests {
     #[rstest]
     #[case::the_same(Some("2-aa"), None)]
     #[case::of_a_later_version(Some("10-bb"), None)]
-    #[case::of_an_earlier_version(Some("1-cc"), Some("is older (schema 1-cc, not 2-aa)"))]
-    #[case::changed_by_somebody(Some("2-dd"), Some("has another schema (2-dd, not 2-aa)"))]
-    #[case::without_a_number(Some("aa"), Some("has another schema (aa, not 2-aa)"))]
-    #[case::of_another_program(None, Some("is not this program's"))]
+    #[case::of_an_earlier_version(Some("1-cc"), Some("has schema 1-cc, not 2-aa: install this version's CRDs"))]
+    #[case::changed_by_somebody(Some("2-dd"), Some("has schema 2-dd, not 2-aa: install this version's CRDs"))]
+    #[case::without_a_number(Some("aa"), Some("has schema aa, not 2-aa: install this version's CRDs"))]
+    #[case::of_another_program(None, Some("is not this program's: install its CRDs"))]
     fn a_crd_is_ours_when_it_keeps_our_fields(#[case] theirs: Option<&str>, #[case] words: Option<&str>) {
         let mut crd = PartialObjectMeta::<CustomResourceDefinition>::default();
         crd.metadata.annotations = theirs.map(|theirs| [(SCHEMA.to_owned(), theirs.to_owned())].into());
         match (judge("x.example.com", &crd, &"2-aa".parse().unwrap()), words) {
             (Presence::Present, None) => {}
             (Presence::Absent(said), Some(words)) => {
-                assert!(said.starts_with(&format!("CRD x.example.com {words}:")), "{said}");
+                assert!(said.starts_with(&format!("CRD x.example.com {words} (")), "{said}");
             }
             (presence, _) => panic!("{presence:?}"),
         }

@@ -365,7 +365,7 @@ async fn the_event_of_a_wait_is_renewed_while_it_lasts() {
     track(&bed, "it", json!({})).await;
     let count = async || {
         let events = bed.events("it", "TargetNotFound").await;
-        events.iter().map(|event| event.series.as_ref().map_or(1, |series| series.count)).sum::<i32>()
+        events.len()
     };
     until("three times", SOON, async || Ok((count().await >= 3).then_some(()))).await.unwrap();
     bed.deployment("web", 1).await;
@@ -375,7 +375,7 @@ async fn the_event_of_a_wait_is_renewed_while_it_lasts() {
     track(&bed, "marker", json!({ "contactPoint": "none" })).await;
     until("the other's is renewed", SOON, async || {
         let events = bed.events("marker", "ContactPointNotFound").await;
-        Ok(events.iter().any(|event| event.series.as_ref().is_some_and(|series| series.count >= 3)).then_some(()))
+        Ok((events.len() >= 3).then_some(()))
     })
     .await
     .unwrap();
