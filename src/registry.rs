@@ -43,7 +43,7 @@ pub const KINDS: &[Kind] = &[
     ),
     Kind::of::<TrackedField>(
         tracked_field::NAME,
-        &["8b29606cd506f2d3"],
+        &["3263ce942aa2e68f"],
         &[WAITING_OF_TRACKED_FIELDS, STATUS_OF_TRACKED_FIELDS, EVENTS],
     ),
 ];

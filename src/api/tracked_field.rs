@@ -120,7 +120,7 @@ pub struct Target {
     #[x_kube(validation = (
         r"self.matches(r'^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[a-z]([-a-z0-9]*[a-z0-9])?$')",
         "write group and version, such as batch/v1, or v1 alone for the core group",
-    ))]
+    ), validation = ("!self.startsWith('tg.azamaton.ru/')", OURS_ARE_NOT_TRACKED))]
     pub api_version: Option<String>,
     /// Plural name of another kind, such as `cronjobs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -132,7 +132,15 @@ pub struct Target {
     pub resource: Option<String>,
 }
 
-const SECRETS_ARE_NOT_TRACKED: &str =
+/// The group of the kinds that tell of changes.
+pub const GROUP: &str = "tg.azamaton.ru";
+
+/// Why kinds of [`GROUP`] are refused.
+pub const OURS_ARE_NOT_TRACKED: &str = "ContactPoints and TrackedFields are never tracked, what they hold belongs to their \
+                                        namespace and telling of it would change it: track another kind";
+
+/// Why Secrets are refused.
+pub const SECRETS_ARE_NOT_TRACKED: &str =
     "a Secret is never tracked, its content would leave the cluster in messages: track another kind";
 
 fn other_kinds_need_a_resource() -> Rule {

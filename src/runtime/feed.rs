@@ -68,7 +68,11 @@ where
 
     fn say(&self, state: State) {
         if *self.phase.borrow() != state {
-            info!(kind = self.name, ?state, "the kind's state changed");
+            match &state {
+                State::Absent(why) => warn!(kind = self.name, why, "the kind is not served"),
+                State::Syncing => info!(kind = self.name, "the kind is listed"),
+                State::Synced => info!(kind = self.name, "the kind is served"),
+            }
             self.health.set(self.name, state.clone());
             self.phase.send_replace(state);
         }

@@ -5,6 +5,7 @@
 //! Names of objects are never labels. Of its `workqueue_*` there is none: kube keeps the queue, and tells nothing of it.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -347,12 +348,29 @@ pub async fn serve(listener: TcpListener, metrics: Metrics) -> io::Result<()> {
 
 async fn answer(State(metrics): State<Metrics>, headers: HeaderMap) -> impl IntoResponse {
     let mut accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let content_type = if accepts.any(|value| value.contains("application/openmetrics-text")) {
-        "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    if accepts.any(|value| value.contains("application/openmetrics-text")) {
+        ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], metrics.encode())
     } else {
-        "text/plain; version=0.0.4; charset=utf-8"
-    };
-    ([(CONTENT_TYPE, content_type)], metrics.encode())
+        ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], plain(&metrics.encode()))
+    }
+}
+
+/// `OpenMetrics` in the older format, in which a counter is declared by the name that its samples have.
+fn plain(text: &str) -> String {
+    let counters: HashSet<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+    let mut plain = String::with_capacity(text.len());
+    for line in text.lines().filter(|line| *line != "# EOF") {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some(word @ ("HELP" | "TYPE")), Some(name), Some(rest)) if counters.contains(name) => {
+                plain.push_str(&format!("# {word} {name}_total {rest}"));
+            }
+            _ => plain.push_str(line),
+        }
+        plain.push('\n');
+    }
+    plain
 }
 
 #[cfg(test)]

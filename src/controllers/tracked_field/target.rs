@@ -8,7 +8,7 @@ use kube::Client;
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 
-use crate::api::tracked_field::Target;
+use crate::api::tracked_field::{GROUP, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, Target};
 
 /// A resource that can be watched.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,9 +32,9 @@ pub enum TargetError {
     /// What the apiserver serves does not fit what the spec says.
     #[error("{0}")]
     ResourceMismatch(String),
-    /// Secrets are not tracked.
-    #[error("Secrets are not tracked: their values would stand in a message; name another kind")]
-    Refused,
+    /// Such objects are not tracked.
+    #[error("{0}")]
+    Refused(&'static str),
     /// The apiserver did not say.
     #[error("the apiserver's list of resources could not be read: {0}")]
     Discovery(#[source] kube::Error),
@@ -68,7 +68,10 @@ impl Resolver {
             });
         };
         if is_secret(api_version, plural) || target.kind.eq_ignore_ascii_case("secret") {
-            return Err(TargetError::Refused);
+            return Err(TargetError::Refused(SECRETS_ARE_NOT_TRACKED));
+        }
+        if api_version.split_once('/').is_some_and(|(group, _)| group == GROUP) {
+            return Err(TargetError::Refused(OURS_ARE_NOT_TRACKED));
         }
         let key = (api_version.clone(), plural.clone());
         let cached = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();

@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use kube::ResourceExt;
+
 use super::tracker::{TargetKey, Tracker, Trouble};
 use crate::api::{ContactPoint, TrackedField};
 use crate::controllers::contact_point::standing::SUSPENDED;
-use crate::notify::message;
+use crate::notify::{Item, message};
 use crate::runtime::watch_hub::ResourceName;
 use crate::runtime::{Key, conditions};
 
@@ -154,7 +156,25 @@ pub fn of_target(
 /// What is wrong with the template.
 pub fn of_template(object: &TrackedField) -> Option<Waiting> {
     let template = object.spec.template.as_deref()?;
-    message::check_template(template).err().map(Waiting::TemplateInvalid)
+    if let Err(error) = message::check_template(template) {
+        return Some(Waiting::TemplateInvalid(error));
+    }
+    // Whether it can be rendered shows only on a change.
+    let (newest, before) = object.status.as_deref()?.split_last()?;
+    let item = Item {
+        namespace: object.namespace().unwrap_or_default(),
+        name: object.name_any(),
+        uid: object.uid().unwrap_or_default(),
+        template: None,
+        entry: newest.clone(),
+        previous: before.last().filter(|before| before.subject == newest.subject).cloned(),
+    };
+    let problem = match message::template::message(template, &message::View::of(&item, None)) {
+        Ok(text) if text.trim().is_empty() => "it says nothing for the newest change".to_owned(),
+        Ok(_) => return None,
+        Err(error) => format!("it fails for the newest change: {error}"),
+    };
+    Some(Waiting::TemplateInvalid(problem))
 }
 
 /// What keeps a contact point from taking messages.

@@ -18,6 +18,9 @@ pub(super) const FAILING_FROM: u32 = 2;
 /// The reason when a test message is rejected.
 const REJECTED: &str = "Rejected";
 
+/// A pause of this length that a receiver asks for is told of at once.
+const LONG: Duration = Duration::from_secs(30);
+
 /// No wait is longer, whatever a receiver asks for: the clock must be able to tell when it ends.
 const LONGEST: Duration = Duration::from_hours(24 * 365);
 
@@ -109,12 +112,12 @@ impl Line {
                 self.failures += 1;
                 let delay = self.backoff.get_or_insert_with(|| patience.retry.series()).next_delay();
                 let asked = after.unwrap_or_default();
-                match (&self.stage, &self.standing) {
-                    // Still stopped: that it could not be reached this time does not make it well.
-                    (Gate::Stopped, Some(stopped @ Standing::Stopped { .. })) => {
-                        (stopped.clone(), patience.stopped.max(asked))
-                    }
-                    _ => (Standing::Retrying(message), delay.max(asked)),
+                if asked < LONG {
+                    (Standing::Retrying(message), delay.max(asked))
+                } else {
+                    // The next failure is too far away to wait for.
+                    self.failures = self.failures.max(FAILING_FROM);
+                    (Standing::Retrying(format!("{message} (it asks to wait {} s)", asked.as_secs())), delay.max(asked))
                 }
             }
             Failure::Stop { reason, message } => {
@@ -164,15 +167,25 @@ impl Line {
     }
 }
 
-/// Whether two failures are one, said again. What the receiver itself said stands in parentheses, and may be different
-/// each time: that is no news.
+/// Whether two failures are one, said again.
 fn says_the_same(one: &Standing, other: &Standing) -> bool {
-    let ours = |message: &str| message.split('(').next().map(str::to_owned);
     match (one, other) {
-        (Standing::Retrying(one), Standing::Retrying(other)) => ours(one) == ours(other),
+        (Standing::Retrying(one), Standing::Retrying(other)) => gist(one) == gist(other),
         (Standing::Stopped { reason, message }, Standing::Stopped { reason: other_reason, message: other }) => {
-            reason == other_reason && ours(message) == ours(other)
+            reason == other_reason && gist(message) == gist(other)
         }
         _ => one == other,
+    }
+}
+
+/// A message without what the receiver itself said, which stands in parentheses after the status code, and may be
+/// different each time: that alone is no news.
+fn gist(message: &str) -> (&str, &str, &str) {
+    match (message.find('('), message.rfind(')')) {
+        (Some(open), Some(close)) if open < close => {
+            let code = message[open + 1..close].split([' ', ',', ')']).next().unwrap_or_default();
+            (&message[..open], code, &message[close + 1..])
+        }
+        _ => (message, "", ""),
     }
 }

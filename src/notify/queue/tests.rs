@@ -452,6 +452,8 @@ fn what_a_receiver_says_differently_each_time_is_no_news() {
     };
     assert!(say("it is in trouble (503, request 1)"));
     assert!(!say("it is in trouble (503, request 2)"));
+    assert!(say("it is in trouble (502, request 3)"));
+    assert!(say("it is in trouble (502, request 4): mend it"));
     assert!(say("no answer within 10 s"));
 }
 
@@ -469,4 +471,26 @@ fn a_stopped_receiver_may_ask_for_more_time() {
     assert!(line.waits());
     line.now += hour;
     assert!(!line.waits());
+}
+
+#[test]
+fn a_long_pause_is_told_of_at_once_and_a_mended_receiver_that_has_another_trouble_says_so() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    let after = Some(Duration::from_secs(3600));
+    let concerned = line.answer(&request, Err(Failure::Retry { message: "too many requests".into(), after }));
+    assert_eq!((concerned.point, concerned.fields), (true, vec![key("a")]));
+    assert_eq!(line.lines.failing(&key("p")).unwrap(), "too many requests (it asks to wait 3600 s)");
+
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.answer(&request, Err(Failure::Stop { reason: StopReason::Redirected, message: "302".into() }));
+    line.now += PATIENCE.stopped;
+    let request = line.take().unwrap();
+    assert!(line.answer(&request, Err(retry("503"))).point);
+    assert_eq!(line.lines.standing(&key("p")), Standing::Retrying("503".into()));
+    line.now += PATIENCE.retry.min * 2;
+    assert_eq!(ids(&line.take().unwrap()), ["1"], "as soon as any other failure");
 }

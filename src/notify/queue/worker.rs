@@ -103,7 +103,8 @@ fn report<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request, answ
             }
         }
         Err(Failure::Retry { message, after }) => {
-            info!(namespace, name, message, ?after, "not sent; it is tried again");
+            let after = after.map(|after| after.as_secs_f64());
+            info!(namespace, name, message, after, "not sent; it is tried again");
             outbox.metrics.notified(kind, Notified::Retried);
         }
         Err(Failure::Stop { reason, message }) => {

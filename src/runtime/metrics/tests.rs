@@ -115,7 +115,12 @@ async fn the_server_speaks_both_formats() {
         let response = client.get(&url).header(ACCEPT, accept).send().await.unwrap();
         assert_eq!(response.status(), 200);
         assert!(response.headers()[CONTENT_TYPE].to_str().unwrap().starts_with(expected));
-        assert!(response.text().await.unwrap().contains("quartermaster_build_info{version="));
+        let text = response.text().await.unwrap();
+        assert!(text.contains("quartermaster_build_info{version="));
+        // Where counters are declared by the name of their samples, and nothing marks the end.
+        let older = expected.starts_with("text/plain");
+        assert_eq!(text.contains("# TYPE quartermaster_entries_expired_total counter\n"), older, "{text}");
+        assert_eq!(text.contains("# EOF"), !older);
     }
     server.abort();
 }

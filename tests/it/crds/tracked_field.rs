@@ -40,6 +40,7 @@ fn other(kind: &str, version: &str, resource: &str) -> String {
 const BAD_POINT: &str = "spec.contactPoint: |write the name of a ContactPoint of this namespace";
 const BAD_FIELD: &str = "spec.field: |write replicas, image, image:CONTAINER";
 const BAD_KIND: &str = "spec.target.kind: |write a kind";
+const OURS: &str = "spec.target.apiVersion|ContactPoints and TrackedFields are never tracked";
 const SECRET: &str = "spec.target|a Secret is never tracked";
 const BAD_NAME: &str = "spec.target: |write the resource's name as kubectl prints it";
 const NO_PATH: &str = "spec.target.name: |write the name of one resource";
@@ -103,6 +104,8 @@ fn cases() -> Vec<Case> {
         (other("ConfigMap", "v1", "secrets"), SECRET),
         (other("ConfigMap", "v1", "secret"), SECRET),
         (other("Deployment", "v1", "secrets"), SECRET),
+        (other("TrackedField", "tg.azamaton.ru/v1", "trackedfields"), OURS),
+        (other("ContactPoint", "tg.azamaton.ru/v1", "contactpoints"), OURS),
         (other("ConfigMap", "v1", "Secrets"), BAD_RESOURCE),
         (other("ConfigMap", "/v1", "secrets"), BAD_VERSION),
         (other("ConfigMap", "v1", "secrets/x"), BAD_RESOURCE),
