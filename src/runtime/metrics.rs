@@ -359,18 +359,16 @@ async fn answer(State(metrics): State<Metrics>, headers: HeaderMap) -> impl Into
 fn plain(text: &str) -> String {
     let counters: HashSet<&str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
-    let mut plain = String::with_capacity(text.len());
-    for line in text.lines().filter(|line| *line != "# EOF") {
+    let renamed = |line: &str| {
         let mut words = line.splitn(4, ' ');
         match (words.next(), words.next(), words.next(), words.next()) {
             (Some("#"), Some(word @ ("HELP" | "TYPE")), Some(name), Some(rest)) if counters.contains(name) => {
-                plain.push_str(&format!("# {word} {name}_total {rest}"));
+                format!("# {word} {name}_total {rest}\n")
             }
-            _ => plain.push_str(line),
+            _ => format!("{line}\n"),
         }
-        plain.push('\n');
-    }
-    plain
+    };
+    text.lines().filter(|line| *line != "# EOF").map(renamed).collect()
 }
 
 #[cfg(test)]
