@@ -51,15 +51,14 @@ pub fn init(settings: &Log) -> anyhow::Result<()> {
 /// - `kube_client::client` logs, at *warn*, the whole answer that it could not parse, which may be a Secret.
 /// - `kube_client::client::builder` logs each failed request as an error, expected ones too. The error comes back to
 ///   who asked, and [`super::client`] logs each request at debug.
-/// - `kube_runtime` logs errors and states, never objects; the span that it opens around a pass repeats ours.
+/// - `kube_runtime` says again what we say better ourselves, and its spans repeat the fields of ours.
 fn caps() -> Targets {
     Targets::new()
         .with_default(LevelFilter::INFO)
         .with_target("quartermaster", LevelFilter::TRACE)
         .with_target("kube_client::client", LevelFilter::ERROR)
         .with_target("kube_client::client::builder", LevelFilter::OFF)
-        .with_target("kube_runtime", LevelFilter::DEBUG)
-        .with_target("kube_runtime::controller", LevelFilter::OFF)
+        .with_target("kube_runtime", LevelFilter::OFF)
 }
 
 fn subscriber<W>(level: &str, json: bool, colour: bool, writer: W) -> Result<impl Subscriber + use<W>, ParseError>

@@ -239,7 +239,7 @@ async fn a_template_that_fails_costs_no_message() {
     let body = |body: &str| json!({ "type": "Webhook", "webhookSpec": { "url": receiver.url(), "body": body } });
     bed.point("no-template", body("{{ text")).await;
     let (_, said) = condition(&bed.not_ready("no-template", "SpecInvalid").await);
-    assert!(said.starts_with("spec.webhookSpec.body is no template: "), "{said}");
+    assert!(said.starts_with("spec.webhookSpec.body: line 1: "), "{said}");
     receiver.forget();
     bed.point("failing", body("{{ entries[0].value + 1 }}")).await;
     bed.track("failing", "Deployment", "web", "replicas", "failing").await;

@@ -113,7 +113,7 @@ async fn a_request_carries_what_the_spec_says() {
     assert_eq!(attribute(2, "idempotency-key"), attribute(3, "idempotency-key"));
     let data = requests[3].json().unwrap();
     assert_eq!(data["entries"].as_array().unwrap().len(), 2);
-    assert_eq!(requests[0].json().unwrap()["text"], "Contact point is ready");
+    assert_eq!(requests[0].json().unwrap()["text"], "Contact point is ready\nCluster: prod eu");
     assert!(requests[1].json().unwrap()["text"].as_str().unwrap().ends_with("\nCluster: prod eu"));
 }
 

@@ -50,6 +50,11 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
         bed.deployment(&format!("web-{field}"), 0).await;
         track_long(&bed, &format!("slow-{field}"), &format!("web-{field}"), "slow").await;
         track_long(&bed, &format!("quick-{field}"), &format!("web-{field}"), "quick").await;
+        // What is changed before it is first seen is nobody's change.
+        for name in [format!("slow-{field}"), format!("quick-{field}")] {
+            let seen = |field: &TrackedField| field.status.as_ref().is_some_and(|history| !history.is_empty());
+            bed.until(&name, "its first value", seen).await;
+        }
     }
     let changed = (0..FIELDS).map(|field| {
         let bed = &bed;

@@ -115,6 +115,7 @@ async fn a_kind_that_is_switched_off_is_left_alone() {
     assert_eq!(fields.probe("readyz").await.unwrap(), (200, text.to_owned()));
     bed.until("it", "is recorded", |field: &TrackedField| field.status.as_ref().is_some_and(|all| all.len() == 1))
         .await;
+    bed.waiting("it", "ContactPointNotReady: \"hook\": this operator does not serve contact points: ").await;
     drop(fields);
     let _both = Operator::start(&bed, Settings::default()).await;
     bed.delivered("it", &[("Created", Some("1"))]).await;

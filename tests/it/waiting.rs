@@ -174,7 +174,6 @@ async fn contact_points_that_come_and_go() {
     bed.deployment("web", 1).await;
     track(&bed, "it", json!({})).await;
     bed.waiting("it", "ContactPointNotFound: \"hook\" not found").await;
-    bed.scale("web", 2).await;
     let pending = async |count: usize| {
         bed.until("it", "all recorded, none sent", |field: &TrackedField| {
             let pending = field.status.iter().flatten().filter(|entry| entry.is_pending()).count();
@@ -182,6 +181,8 @@ async fn contact_points_that_come_and_go() {
         })
         .await
     };
+    pending(1).await;
+    bed.scale("web", 2).await;
     pending(2).await;
     bed.webhook("hook", &receiver.url()).await;
     let mut wanted = vec![("Created", Some("1")), ("Updated", Some("2"))];

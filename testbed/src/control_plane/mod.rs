@@ -36,8 +36,8 @@ const LOOK: Duration = Duration::from_secs(2);
 /// How often something waited for is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Two control planes are what the memory and the cores of a small machine bear.
-static SLOTS: Semaphore = Semaphore::const_new(2);
+/// The one that tests share, and two of a test's own: what the memory and the cores of a small machine bear.
+static SLOTS: Semaphore = Semaphore::const_new(3);
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -102,7 +102,7 @@ pub async fn shared() -> Result<&'static ControlPlane> {
 
 impl ControlPlane {
     /// Starts the servers and waits until they are ready: `/readyz` is ok, and with a controller-manager, the namespace
-    /// `default` has its `ServiceAccount`. No more than two run at once in this process; a third waits for an end.
+    /// `default` has its `ServiceAccount`. No more than three run at once in this process; a fourth waits for an end.
     ///
     /// # Errors
     /// The programs cannot be built, or a server ends or is not ready in time (the end of its log is in the error).

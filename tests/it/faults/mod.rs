@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use quartermaster::api::tracked_field::Entry;
 use testbed::Options;
 use testbed::proxy::Proxy;
 use testbed::receiver::Receiver;
@@ -59,6 +60,9 @@ async fn caught_up(bed: &Bed, ledger: &Ledger, receiver: &Receiver, newest: &Has
             anyhow::ensure!(last == Some(version), "{field} ends with {last:?}, not {version}");
             let waiting = history.iter().filter(|entry| entry.is_pending()).count();
             anyhow::ensure!(waiting == 0, "{field}: {waiting} entries wait");
+            let (stands, seen) = (history.last(), ledger.fields().remove(field));
+            let id = |entry: Option<&Entry>| entry.and_then(|entry| entry.id.clone());
+            anyhow::ensure!(id(seen.unwrap_or_default().last()) == id(stands), "our own watch of {field} lags behind");
         }
         let untold = ledger.untold(&told(receiver));
         anyhow::ensure!(untold.is_empty(), "never told, though they stood in a status: {untold:?}");
