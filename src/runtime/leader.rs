@@ -345,4 +345,3 @@ pub async fn lead<W: Future>(
     }
     outcome
 }
-
