@@ -15,29 +15,54 @@ use crate::support::Operator;
 /// How long it is left alone before its memory is read.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// Memory idle, with 1,000 `TrackedField`s, and after 10,000 changes of their fields. The floor does the same work at
-/// the same time.
+/// How many changes the memory is read after.
+const CHANGES: usize = 10_000;
+
+/// Memory idle, with 1,000 `TrackedField`s, and after 10,000 changes of their fields: at a pace that the operator keeps
+/// up with, and as fast as the apiserver takes them. The floor does the same work at the same time.
 pub async fn memory(program: PathBuf) -> Result<Vec<Line>> {
-    const CHANGES: usize = 10_000;
+    let (idle, with_fields, paced, _) = worked(program.clone(), Some(100)).await?;
+    let (_, _, flooded, all_told) = worked(program, None).await?;
+    let lines = [
+        lines("idle", idle, 6.0, 20.0),
+        lines("with 1,000 TrackedFields", with_fields, 16.0, 30.0),
+        lines("after 10,000 changes, 100/s", paced, 16.0, 30.0),
+        lines("after 10,000 changes at once", flooded, 16.0, 30.0),
+    ];
+    Ok(lines.into_iter().flatten().chain([all_told]).collect())
+}
+
+/// What the operator holds, and the floor.
+type Held = [Memory; 2];
+
+fn lines(when: &str, [ours, floor]: Held, anonymous: f64, resident: f64) -> [Line; 2] {
+    [
+        Line::new(&format!("RssAnon {when}"), ours.anonymous, "MiB").below(anonymous).floor(floor.anonymous),
+        Line::new(&format!("VmRSS {when}"), ours.resident, "MiB").below(resident).floor(floor.resident),
+    ]
+}
+
+/// What is held before, with the fields, and after so many changes a second, or as many as the apiserver takes; and how
+/// long it took to tell of them.
+async fn worked(program: PathBuf, rate: Option<u32>) -> Result<(Held, Held, Held, Line)> {
     let stage = Stage::set(program, 0).await?;
     let (floor, _) = Floor::start(&stage).await?;
     let mut operator = Operator::start(&stage.bed, stage.settings()).await;
     leads(&operator).await?;
     let process = operator.child().id();
-    let read = async |what: &str, anonymous: f64, resident: f64| {
+    let read = async || {
         tokio::time::sleep(SETTLE).await;
-        let (ours, floor) = (Memory::of(process)?, Memory::of(floor.id())?);
-        anyhow::Ok([
-            Line::new(&format!("RssAnon {what}"), ours.anonymous, "MiB").below(anonymous).floor(floor.anonymous),
-            Line::new(&format!("VmRSS {what}"), ours.resident, "MiB").below(resident).floor(floor.resident),
-        ])
+        anyhow::Ok([Memory::of(process)?, Memory::of(floor.id())?])
     };
-    let idle = read("idle", 6.0, 20.0).await?;
+    let idle = read().await?;
     stage.add_fields(FIELDS).await;
     stage.delivered(FIELDS).await?;
-    let with_fields = read("with 1,000 TrackedFields", 16.0, 30.0).await?;
+    let with_fields = read().await?;
     let began = Instant::now();
-    let changes = stage.flood(FIELDS, CHANGES).await;
+    let changes = match rate {
+        Some(rate) => stage.paced(FIELDS, rate, CHANGES).await,
+        None => stage.flood(FIELDS, CHANGES).await,
+    };
     let made = began.elapsed();
     let mut told = Vec::new();
     for sender in [Sender::Operator, Sender::Floor] {
@@ -45,11 +70,10 @@ pub async fn memory(program: PathBuf) -> Result<Vec<Line>> {
         told.push((last - began).as_secs_f64());
     }
     stage.delivered(FIELDS).await?;
-    let after = read("after 10,000 changes of them", 16.0, 30.0).await?;
-    let all_told = Line::new("10,000 changes as fast as they go: all told", told[0], "s")
+    let all_told = Line::new("10,000 changes at once: all told", told[0], "s")
         .floor(told[1])
         .note(format!("making them took {:.1} s", made.as_secs_f64()));
-    Ok(idle.into_iter().chain(with_fields).chain(after).chain([all_told]).collect())
+    Ok((idle, with_fields, read().await?, all_told))
 }
 
 /// 1,000 changes of 50 fields to a receiver that takes one message a second.

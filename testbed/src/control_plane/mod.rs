@@ -315,11 +315,12 @@ async fn binaries() -> Result<PathBuf> {
     let output = Command::new("bash")
         .arg(script)
         .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
+        .stdout(Stdio::piped()) // not `output`: that captures standard error too, and the progress is there
         .kill_on_drop(true)
-        .output()
-        .await
-        .context("running hack/controlplane/build.sh")?;
+        .spawn()
+        .context("running hack/controlplane/build.sh")?
+        .wait_with_output()
+        .await?;
     ensure!(output.status.success(), "hack/controlplane/build.sh failed ({})", output.status);
     Ok(String::from_utf8(output.stdout)?.trim_end().into())
 }
