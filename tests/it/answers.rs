@@ -10,11 +10,11 @@ use kube::api::ListParams;
 use quartermaster::api::tracked_field::Delivery;
 use quartermaster::api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
-use testbed::bot_api::{BotApi, Chat, Fault, Kind, Pace};
+use testbed::bot_api::Fault;
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, TOKEN, changes, condition};
+use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, bot_api, changes, condition};
 
 fn status(code: u16) -> StatusCode {
     StatusCode::from_u16(code).unwrap()
@@ -216,16 +216,6 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
         let count = metrics.lines().find_map(|found| found.strip_prefix(&line)?.trim().parse::<f64>().ok());
         assert!(count.is_some_and(|count| count >= 4.0), "{outcome}: {count:?}\n{metrics}");
     }
-}
-
-const CHAT: i64 = 12_345_678;
-
-fn bot_api() -> BotApi {
-    let telegram = BotApi::start().unwrap();
-    telegram.set_pace(Pace::unlimited());
-    telegram.add_token(TOKEN);
-    telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
-    telegram
 }
 
 fn refusal(code: u16, description: &str) -> Fault {

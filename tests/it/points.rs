@@ -4,27 +4,11 @@ use std::time::{Duration, Instant};
 
 use quartermaster::api::ContactPoint;
 use serde_json::{Value, json};
-use testbed::bot_api::{BotApi, Chat, Kind, Pace};
+use testbed::bot_api::{Chat, Kind};
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, TOKEN, taken};
-
-const CHAT: i64 = 12_345_678;
-
-/// A Bot API that knows [`TOKEN`] and [`CHAT`], without the pace of the real one.
-fn bot_api() -> BotApi {
-    let telegram = BotApi::start().unwrap();
-    telegram.set_pace(Pace::unlimited());
-    telegram.add_token(TOKEN);
-    telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
-    telegram
-}
-
-fn condition(point: &ContactPoint) -> (String, String) {
-    let condition = &point.status.as_ref().unwrap().conditions[0];
-    (condition.reason.clone(), condition.message.clone())
-}
+use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, bot_api, condition, taken};
 
 #[tokio::test]
 async fn one_test_message_for_each_endpoint() {

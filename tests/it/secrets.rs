@@ -7,22 +7,13 @@ use kube::api::{DeleteParams, PostParams};
 use quartermaster::api::ContactPoint;
 use rstest::rstest;
 use serde_json::{Value, json};
-use testbed::bot_api::{BotApi, Chat, Kind, Pace};
 use testbed::proxy::{Fault, Match, Proxy, Times, Verb};
 use testbed::receiver::Receiver;
 
-use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings, TOKEN};
-
-fn bot_api() -> BotApi {
-    let telegram = BotApi::start().unwrap();
-    telegram.set_pace(Pace::unlimited());
-    telegram.add_token(TOKEN);
-    telegram.add_chat(Chat::new(Kind::Private, 1).unwrap());
-    telegram
-}
+use crate::support::{ACCOUNT, Bed, CHAT, Operator, SOON, SYSTEM, Settings, TOKEN, bot_api};
 
 fn telegram_spec(secret: &str, key: &str) -> Value {
-    let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": 1 }, "apiToken": { "secretName": secret, "key": key } });
+    let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": secret, "key": key } });
     json!({ "spec": spec })
 }
 

@@ -6,14 +6,12 @@ use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use quartermaster::api::TrackedField;
 use serde_json::json;
-use testbed::proxy::{Fault, Lost, Match, Proxy, Refusal, Times, Verb};
-use testbed::receiver::Receiver;
+use testbed::proxy::{Fault, Lost, Match, Refusal, Times, Verb};
 use testbed::wait::until;
 
-use super::ledger::Ledger;
 use super::told::told;
-use super::{assert_no_repeats, assert_order, bare, through};
-use crate::support::{Bed, Operator, SOON, Settings};
+use super::{Scene, scene};
+use crate::support::SOON;
 
 /// Everything that can become of a request but what should.
 fn faults() -> Vec<Fault> {
@@ -33,44 +31,19 @@ fn status_writes(resource: &str) -> Match {
     Match::verb(Verb::Patch).resource(resource).subresource("status")
 }
 
-struct Scene {
-    receiver: Receiver,
-    ledger: Ledger,
-    proxy: Proxy,
-    operator: Operator,
-    bed: Bed,
-}
-
-/// An operator behind a proxy that tells of the Deployment `web`, which has one replica.
-async fn scene(name: &str, flags: &[&str]) -> Scene {
-    let bed = bare(name).await;
-    let receiver = Receiver::start().unwrap();
-    bed.webhook("hook", &receiver.url()).await;
-    bed.deployment("web", 1).await;
-    bed.track("web", "Deployment", "web", "replicas", "hook").await;
-    let ledger = Ledger::open(&bed);
-    let (proxy, file) = through(&bed).await;
-    let settings = flags.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
-    let operator = Operator::start(&bed, settings).await;
-    bed.delivered("web", &[("Created", Some("1"))]).await;
-    Scene { receiver, ledger, proxy, operator, bed }
-}
-
 impl Scene {
     /// All that ever stood in a status was told once, in order; nothing else was.
     async fn assert_told_once(&self) {
         until("all is told", SOON, async || Ok(self.ledger.untold(&told(&self.receiver)).is_empty().then_some(())))
             .await
             .unwrap();
-        let told = told(&self.receiver);
-        assert_order(&self.ledger, &told);
-        assert_no_repeats(&told);
+        self.assert_well_told();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_becomes_of_a_status_write_its_entries_are_told_once() {
-    let scene = scene("answers", &["--api-timeout=1s"]).await;
+    let scene = scene("answers", &["web"], &["--api-timeout=1s"]).await;
     let mut replicas = 1;
     let mut expected = vec![("Created", "1".to_owned())];
     // The first write after a change says that it is Pending, the second that it is Delivered.
@@ -92,7 +65,7 @@ async fn whatever_becomes_of_a_status_write_its_entries_are_told_once() {
 /// Each entry is of another object than the one before, so their versions do not tell what is recorded already.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_answers_while_the_target_is_made_anew() {
-    let scene = scene("anew", &[]).await;
+    let scene = scene("anew", &["web"], &[]).await;
     let bed = &scene.bed;
     let mut expected = vec![("Created", Some("1"))];
     for fault in [Fault::LoseAnswer(Lost::Cut), Fault::LoseAnswer(Lost::Answer(StatusCode::CONFLICT.into()))] {
@@ -115,7 +88,7 @@ async fn lost_answers_while_the_target_is_made_anew() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
-    let scene = scene("tested", &["--api-timeout=1s"]).await;
+    let scene = scene("tested", &["web"], &["--api-timeout=1s"]).await;
     for (number, fault) in faults().into_iter().enumerate() {
         let name = format!("hook-{number}");
         let order = scene.proxy.inject(status_writes("contactpoints").name(&name), Times::First(2), fault);
@@ -135,7 +108,7 @@ async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
     const WINDOW: Duration = Duration::from_secs(5);
-    let scene = scene("never", &["--retry-max=5m"]).await;
+    let scene = scene("never", &["web"], &["--retry-max=5m"]).await;
     let mut replicas = 1;
     let mut expected = vec!["1".to_owned()];
     for code in [StatusCode::CONFLICT, StatusCode::SERVICE_UNAVAILABLE, StatusCode::FORBIDDEN] {

@@ -12,7 +12,7 @@ use testbed::wait::until;
 
 use self::ledger::Ledger;
 use self::told::{Told, told};
-use crate::support::{ACCOUNT, Bed, SYSTEM};
+use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
 mod answers;
 mod apiserver;
@@ -49,6 +49,43 @@ async fn through(bed: &Bed) -> (Proxy, PathBuf) {
     let file = direct.with_extension("proxied");
     proxy.write_kubeconfig(&direct, &file).unwrap();
     (proxy, file)
+}
+
+/// An operator behind a proxy that tells one receiver of Deployments.
+struct Scene {
+    receiver: Receiver,
+    ledger: Ledger,
+    proxy: Proxy,
+    operator: Operator,
+    bed: Bed,
+}
+
+impl Scene {
+    /// In order, and nothing twice.
+    fn assert_well_told(&self) {
+        let told = told(&self.receiver);
+        assert_order(&self.ledger, &told);
+        assert_no_repeats(&told);
+    }
+}
+
+/// Each of the Deployments has one replica, and that was told.
+async fn scene(name: &str, deployments: &[&str], flags: &[&str]) -> Scene {
+    let bed = bare(name).await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    for name in deployments {
+        bed.deployment(name, 1).await;
+        bed.track(name, "Deployment", name, "replicas", "hook").await;
+    }
+    let ledger = Ledger::open(&bed);
+    let (proxy, file) = through(&bed).await;
+    let settings = flags.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
+    let operator = Operator::start(&bed, settings).await;
+    for name in deployments {
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+    }
+    Scene { receiver, ledger, proxy, operator, bed }
 }
 
 /// Waits until the receiver took every entry that ever stood in a status, and every status says so.

@@ -5,57 +5,21 @@ use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
-use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use super::ledger::Ledger;
-use super::told::told;
-use super::{assert_no_repeats, assert_order, bare, through};
-use crate::support::{Bed, Operator, SOON, Settings};
-
-struct Scene {
-    receiver: Receiver,
-    ledger: Ledger,
-    proxy: Proxy,
-    operator: Operator,
-    bed: Bed,
-}
-
-/// An operator behind a proxy that tells of the Deployments `web` and `other`, which have one replica each.
-async fn scene(name: &str, flags: &[&str]) -> Scene {
-    let bed = bare(name).await;
-    let receiver = Receiver::start().unwrap();
-    bed.webhook("hook", &receiver.url()).await;
-    for name in ["web", "other"] {
-        bed.deployment(name, 1).await;
-        bed.track(name, "Deployment", name, "replicas", "hook").await;
-    }
-    let ledger = Ledger::open(&bed);
-    let (proxy, file) = through(&bed).await;
-    let settings = flags.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
-    let operator = Operator::start(&bed, settings).await;
-    for name in ["web", "other"] {
-        bed.delivered(name, &[("Created", Some("1"))]).await;
-    }
-    Scene { receiver, ledger, proxy, operator, bed }
-}
+use super::{Scene, scene};
+use crate::support::{Operator, SOON, Settings};
 
 impl Scene {
     async fn assert_alive(&self) {
         let (code, text) = self.operator.probe("livez").await.unwrap();
         assert_eq!(code, 200, "{text}");
     }
-
-    fn assert_well_told(&self) {
-        let told = told(&self.receiver);
-        assert_order(&self.ledger, &told);
-        assert_no_repeats(&told);
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pass_that_hangs_is_dropped_and_holds_up_no_other() {
-    let scene = scene("hangs", &["--reconcile-timeout=2s", "--api-timeout=1h"]).await;
+    let scene = scene("hangs", &["web", "other"], &["--reconcile-timeout=2s", "--api-timeout=1h"]).await;
     let writes = Match::verb(Verb::Patch).resource("trackedfields").subresource("status").name("web");
     let hanging = scene.proxy.inject(writes, Times::Always, Fault::Hang);
     scene.bed.scale("web", 2).await;
@@ -74,7 +38,7 @@ async fn a_pass_that_hangs_is_dropped_and_holds_up_no_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_apiserver_that_answers_nothing_is_asked_again() {
-    let scene = scene("mute", &["--api-timeout=1s"]).await;
+    let scene = scene("mute", &["web", "other"], &["--api-timeout=1s"]).await;
     let hanging = scene.proxy.inject(Match::any(), Times::Always, Fault::Hang);
     scene.bed.scale("web", 2).await;
     hanging.wait_for_hits(3, SOON).await.unwrap();
@@ -97,7 +61,7 @@ async fn an_apiserver_that_answers_nothing_is_asked_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_cannot_renew_its_lease_ends_and_another_goes_on() {
     let flags = ["--leader-elect", "--lease-duration=3s", "--lease-renew-deadline=2s", "--lease-retry-period=200ms"];
-    let mut scene = scene("lease", &flags).await;
+    let mut scene = scene("lease", &["web", "other"], &flags).await;
     let blocked = scene.proxy.inject(Match::writes().resource("leases"), Times::Always, Fault::Hang);
     let ended = scene.operator.child().wait(SOON).await.unwrap();
     assert_eq!(ended.code(), Some(1), "{}", scene.operator.child().log_tail());
@@ -123,7 +87,7 @@ fn running(proxy: &Proxy) -> Match {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_that_fall_silent_are_given_up() {
-    let scene = scene("silent", &["--watch-timeout=2s"]).await;
+    let scene = scene("silent", &["web", "other"], &["--watch-timeout=2s"]).await;
     // The apiserver ends each of them after two seconds, and nobody hears of it.
     let frozen = scene.proxy.freeze(running(&scene.proxy));
     scene.bed.scale("web", 2).await;
@@ -139,7 +103,7 @@ async fn watches_that_fall_silent_are_given_up() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_watch_never_shows_is_found_in_time() {
-    let scene = scene("hidden", &["--resync=3s"]).await;
+    let scene = scene("hidden", &["web", "other"], &["--resync=3s"]).await;
     let watches = Match::watch("deployments");
     let begun = scene.proxy.count(&watches);
     let hidden = scene.proxy.hide(watches.clone(), |event| event.kind != "BOOKMARK");
@@ -153,7 +117,7 @@ async fn what_a_watch_never_shows_is_found_in_time() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_that_is_gone_before_it_is_read_is_read_again() {
-    let scene = scene("gone", &[]).await;
+    let scene = scene("gone", &["web", "other"], &[]).await;
     let watches = Match::verb(Verb::Watch);
     let gone = scene.proxy.inject(watches.clone(), Times::First(9), Fault::Gone);
     let hidden = scene.proxy.hide(watches.clone(), |event| event.kind != "BOOKMARK");

@@ -6,10 +6,23 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::events::v1::Event;
 use quartermaster::api::ContactPoint;
 use serde_json::{Value, json};
+use testbed::bot_api::{BotApi, Chat, Kind, Pace};
 use testbed::receiver::{Receiver, Request};
 use testbed::wait::until;
 
-use super::{Bed, SOON};
+use super::{Bed, SOON, TOKEN};
+
+/// A private chat that the tests' Bot API has.
+pub const CHAT: i64 = 12_345_678;
+
+/// A Bot API that knows [`TOKEN`] and [`CHAT`], without the pace of the real one.
+pub fn bot_api() -> BotApi {
+    let telegram = BotApi::start().unwrap();
+    telegram.set_pace(Pace::unlimited());
+    telegram.add_token(TOKEN);
+    telegram.add_chat(Chat::new(Kind::Private, CHAT).unwrap());
+    telegram
+}
 
 impl Bed {
     /// The Events about an object of this name that have this reason.

@@ -25,7 +25,7 @@ mod look;
 mod operator;
 
 #[allow(unused_imports)] // as above
-pub use look::{READY, changes, condition, taken, texts};
+pub use look::{CHAT, READY, bot_api, changes, condition, taken, texts};
 pub use operator::{Operator, Settings};
 
 /// How long a state may take to come about: ten times what the product promises, on a slow machine.
