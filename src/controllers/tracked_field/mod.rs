@@ -145,7 +145,8 @@ impl<T: Transport> TrackedFields<T> {
         let same = newest.uid() == object.uid()
             && newest.metadata.generation == object.metadata.generation
             && requested(&newest) == requested(object);
-        Ok(same.then(|| Arc::new(newest)))
+        // Newer than the cache: the next pass goes on from here, too.
+        Ok(same.then(|| self.written.wrote(key, newest)))
     }
 
     /// Brings the status up to what was seen and sent. Gives the object as it then stands; none where another pass has
@@ -173,6 +174,14 @@ impl<T: Transport> TrackedFields<T> {
                 now: Timestamp::now(),
             };
             let before = object.status.as_deref().unwrap_or_default();
+            let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
+            if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
+                // What was sent stood in a status: this one is older, and would be none the wiser.
+                raced = true;
+                let Some(newest) = self.read_again(key, &object).await? else { return Ok(None) };
+                object = newest;
+                continue;
+            }
             let mut changes = history::next(before, &inputs, || Uuid::now_v7().to_string());
             if changes.merged > 0 && self.outbox.holds(key) {
                 // Nothing of what becomes one entry may be taken meanwhile: it would be told twice.

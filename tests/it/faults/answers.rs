@@ -86,6 +86,29 @@ async fn lost_answers_while_the_target_is_made_anew() {
     scene.assert_told_once().await;
 }
 
+/// The cache shows nothing of what was written, nor did its answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_answers_while_the_cache_lags_behind() {
+    let scene = scene("lags", &["web"], &[]).await;
+    let mut expected = vec![("Created", "1".to_owned())];
+    let frozen = scene.proxy.freeze(Match::watch("trackedfields"));
+    for replicas in 2..=5 {
+        let lost = scene.proxy.inject(status_writes("trackedfields"), Times::First(1), Fault::LoseAnswer(Lost::Cut));
+        scene.bed.scale("web", replicas).await;
+        expected.push(("Updated", replicas.to_string()));
+        let history: Vec<_> = expected.iter().map(|(action, value)| (*action, Some(value.as_str()))).collect();
+        scene.bed.delivered("web", &history).await;
+        lost.wait_for_hits(1, SOON).await.unwrap();
+        lost.take_back();
+    }
+    frozen.take_back();
+    scene.bed.scale("web", 9).await;
+    expected.push(("Updated", "9".to_owned()));
+    let history: Vec<_> = expected.iter().map(|(action, value)| (*action, Some(value.as_str()))).collect();
+    scene.bed.delivered("web", &history).await;
+    scene.assert_told_once().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_test_message_is_sent_once_whatever_becomes_of_the_status() {
     let scene = scene("tested", &["web"], &["--api-timeout=1s"]).await;
