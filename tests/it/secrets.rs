@@ -94,7 +94,7 @@ async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
     proxy.write_kubeconfig(&direct, &file).unwrap();
     let settings = Settings::default().telegram(&telegram.url()).flag("--secret-reread=200ms").kubeconfig(file);
     let _operator = Operator::start(&bed, settings).await;
-    bed.telegram("good", TOKEN, 1).await;
+    bed.telegram("good", TOKEN, CHAT).await;
     let good = bed.ready("good").await;
 
     let secrets = Match::verb(Verb::Get).resource("secrets");
@@ -104,7 +104,7 @@ async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
         Fault::status(StatusCode::INTERNAL_SERVER_ERROR),
     );
     proxy.inject(secrets.name("new-token"), Times::Always, Fault::status(StatusCode::INTERNAL_SERVER_ERROR));
-    bed.telegram("new", TOKEN, 1).await;
+    bed.telegram("new", TOKEN, CHAT).await;
     let new = bed.not_ready("new", "SecretUnreadable").await;
     assert!(!new.status.as_ref().unwrap().initialized, "no attempt was made");
     assert_eq!(bed.event("new", "SecretUnreadable").await, words(&new));
