@@ -245,6 +245,10 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let expires = object.status.as_ref().and_then(|history| history::next_expiry(history, self.terms.max_age));
         let expires = expires.map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
         let renew = self.say(&key, object, waiting).await?;
+        if point.is_none() && self.points_phase.absent().is_some() {
+            // That the kind is served, without this one, wakes nobody.
+            return Ok(Outcome::Waiting);
+        }
         let resync = match tracked {
             Ok(Tracked { doubted: false, .. }) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
             Ok(Tracked { doubted: true, .. }) => DOUBT,
