@@ -7,10 +7,8 @@ use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::Refused;
-use super::{Failure, StopReason};
+use super::{Failure, LONGEST_PAUSE, StopReason};
 
-/// What a receiver asks for is honoured up to here, a hundred years: any later an instant could not be told.
-const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
 /// As much of an answer is read.
 const READ: usize = 64 * 1024;
 /// As much of it is quoted, in characters.
@@ -44,12 +42,12 @@ fn parse_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
         return Some(seconds(value.parse().unwrap_or(u64::MAX)));
     }
     let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(value).ok()?;
-    Some(Duration::try_from(date.duration_since(now)).unwrap_or_default().min(LONGEST))
+    Some(Duration::try_from(date.duration_since(now)).unwrap_or_default().min(LONGEST_PAUSE))
 }
 
-/// So many seconds, [`LONGEST`] at most.
+/// So many seconds, [`LONGEST_PAUSE`] at most.
 pub(super) fn seconds(seconds: u64) -> Duration {
-    Duration::from_secs(seconds).min(LONGEST)
+    Duration::from_secs(seconds).min(LONGEST_PAUSE)
 }
 
 /// Secrets that a request carries, to be kept out of what is said about its answer.

@@ -7,6 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kube::ResourceExt;
+
+use crate::api::TrackedField;
 use crate::api::tracked_field::Entry;
 use crate::runtime::Key;
 
@@ -20,6 +23,10 @@ pub mod pace;
 pub mod queue;
 pub mod telegram;
 pub mod webhook;
+
+/// The longest pause that a receiver is given, whatever it asks for: a hundred years. Any later an instant could not be
+/// told.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_hours(100 * 365 * 24);
 
 /// A contact point with its Secrets read and its spec checked: all that sending needs.
 #[derive(Clone, Debug)]
@@ -57,6 +64,23 @@ pub struct Item {
 }
 
 impl Item {
+    /// An entry of that object, and the one before it. `template` is the object's, shared by all its items.
+    pub(crate) fn of(
+        object: &TrackedField,
+        template: Option<Arc<str>>,
+        entry: &Entry,
+        previous: Option<&Entry>,
+    ) -> Self {
+        Self {
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            uid: object.uid().unwrap_or_default(),
+            template,
+            entry: entry.clone(),
+            previous: previous.cloned(),
+        }
+    }
+
     /// The `TrackedField`.
     pub fn field(&self) -> Key {
         Key::new(&self.namespace, &self.name)

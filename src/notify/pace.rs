@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::LONGEST_PAUSE;
 use crate::api::contact_point::ChatId;
 
 /// So many requests in any window of this length.
@@ -168,10 +169,7 @@ impl Pace {
 
     /// Leaves `room` alone for so long.
     pub fn hold(&self, room: &Chatroom, after: Duration) {
-        // What does not fit into an instant is for ever to all intents.
-        const LONG: Duration = Duration::from_hours(10 * 365 * 24);
-        let now = Instant::now();
-        self.lock().hold(room, now.checked_add(after).unwrap_or(now + LONG));
+        self.lock().hold(room, Instant::now() + after.min(LONGEST_PAUSE));
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Log> {

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use kube::ResourceExt;
-
+use super::history;
 use super::tracker::{TargetKey, Tracker, Trouble};
 use crate::api::{ContactPoint, TrackedField};
 use crate::controllers::contact_point::standing::SUSPENDED;
@@ -160,15 +159,8 @@ pub fn of_template(object: &TrackedField) -> Option<Waiting> {
         return Some(Waiting::TemplateInvalid(error));
     }
     // Whether it can be rendered shows only on a change.
-    let (newest, before) = object.status.as_deref()?.split_last()?;
-    let item = Item {
-        namespace: object.namespace().unwrap_or_default(),
-        name: object.name_any(),
-        uid: object.uid().unwrap_or_default(),
-        template: None,
-        entry: newest.clone(),
-        previous: before.last().filter(|before| before.subject == newest.subject).cloned(),
-    };
+    let (newest, previous) = history::newest(object.status.as_deref()?)?;
+    let item = Item::of(object, None, newest, previous);
     let problem = match message::template::message(template, &message::View::of(&item, None)) {
         Ok(text) if text.trim().is_empty() => "it says nothing for the newest change".to_owned(),
         Ok(_) => return None,

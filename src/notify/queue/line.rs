@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use super::{Patience, Standing};
 use crate::api::TrackedField;
-use crate::notify::{Endpoint, Failure, Item, Sent, StopReason};
+use crate::notify::{Endpoint, Failure, Item, LONGEST_PAUSE, Sent, StopReason};
 use crate::runtime::Key;
 use crate::runtime::backoff::Series;
 
@@ -20,9 +20,6 @@ const REJECTED: &str = "Rejected";
 
 /// A pause of this length that a receiver asks for is told of at once.
 const LONG: Duration = Duration::from_secs(30);
-
-/// No wait is longer, whatever a receiver asks for: the clock must be able to tell when it ends.
-const LONGEST: Duration = Duration::from_hours(24 * 365);
 
 #[derive(Default)]
 pub(super) struct Line {
@@ -129,7 +126,7 @@ impl Line {
                 (Standing::Stopped { reason: REJECTED, message }, patience.stopped)
             }
         };
-        self.not_before = Some(now + delay.min(LONGEST));
+        self.not_before = Some(now + delay.min(LONGEST_PAUSE));
         // Each 401 has the Secret read again: it may have been mended.
         let unauthorized =
             matches!(standing, Standing::Stopped { reason, .. } if reason == StopReason::Unauthorized.as_str());

@@ -5,7 +5,6 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kube::ResourceExt;
 use tokio::sync::Notify;
 
 use super::flights::Flights;
@@ -320,12 +319,6 @@ fn signed(count: usize) -> i64 {
 /// What is pending in an object, oldest first, with what its message needs to know.
 fn items(object: &TrackedField) -> impl Iterator<Item = Item> {
     let template: Option<Arc<str>> = object.spec.template.as_deref().map(Arc::from);
-    history::pending(object.status.as_deref().unwrap_or_default()).map(move |(entry, previous)| Item {
-        namespace: object.namespace().unwrap_or_default(),
-        name: object.name_any(),
-        uid: object.uid().unwrap_or_default(),
-        template: template.clone(),
-        entry: entry.clone(),
-        previous: previous.cloned(),
-    })
+    let pending = history::pending(object.status.as_deref().unwrap_or_default());
+    pending.map(move |(entry, previous)| Item::of(object, template.clone(), entry, previous))
 }

@@ -1,7 +1,7 @@
 //! The outbox: a line of waiting messages for each contact point.
 //!
-//! [`lines`] decides what is sent next, [`answers`] what an answer means; [`worker`] waits and sends, one request at a time for
-//! each contact point. The entries themselves live in the `TrackedField`s: their passes offer what is pending, take
+//! [`lines`] decides what is sent next, [`answers`] what an answer means; [`worker`] waits and sends, one request at a
+//! time for each contact point. The entries themselves live in the `TrackedField`s: their passes offer what is pending, take
 //! back the outcomes and write them. A line sends its next request only when every outcome of its last one stands in
 //! status, so a kill at any instant repeats at most the entries of one request.
 

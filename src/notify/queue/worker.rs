@@ -16,11 +16,13 @@ use super::lines::{Next, Request};
 use crate::notify::{Content, Endpoint, Failure, Sent, Transport};
 use crate::runtime::Key;
 use crate::runtime::metrics::{Notified, Receiver};
+use crate::runtime::tasks;
 
 /// Works off the line of `point` for as long as it is the one that `changed` tells of.
 pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Notify>) {
-    while AssertUnwindSafe(work(&outbox, &point, &changed)).catch_unwind().await.is_err() {
-        error!(namespace = &*point.namespace, name = &*point.name, "sending panicked; it is tried again");
+    while let Err(panic) = AssertUnwindSafe(work(&outbox, &point, &changed)).catch_unwind().await {
+        let (namespace, name) = (&*point.namespace, &*point.name);
+        error!(namespace, name, panic = tasks::words(&*panic), "sending panicked; it is tried again");
         outbox.lines().broke_off(&point);
         tokio::time::sleep(outbox.patience.stopped).await;
     }

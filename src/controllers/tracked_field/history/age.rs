@@ -8,9 +8,6 @@ use super::close;
 use super::record::whole_seconds;
 use crate::api::tracked_field::{Delivery, Entry, History};
 
-/// How long an entry is tried, from its time.
-pub const MAX_AGE: Duration = Duration::from_hours(24);
-
 /// Stops (`held`) or goes on with the clocks of what is Pending: time during which the object or its contact point is
 /// suspended does not count. Says whether anything changed; to say the same again changes nothing.
 pub fn hold(history: &mut History, held: bool, now: Timestamp) -> bool {

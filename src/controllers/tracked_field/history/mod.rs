@@ -16,7 +16,7 @@ mod record;
 mod size;
 mod squeeze;
 
-pub use age::{MAX_AGE, expire, hold, next_expiry};
+pub use age::{expire, hold, next_expiry};
 pub use bound::{Bounded, Bounds, bound};
 pub use buffer::ObservationBuffer;
 pub use next::{Changes, Inputs, next};
@@ -66,11 +66,19 @@ fn close(entry: &mut Entry, delivery: Delivery, reason: Option<String>) {
 /// The entries to send, oldest first, each with the entry before it where that speaks of the same subject: the previous
 /// value is its.
 pub fn pending(history: &[Entry]) -> impl Iterator<Item = (&Entry, Option<&Entry>)> {
-    history.iter().enumerate().filter(|(_, entry)| entry.is_pending() && entry.id.is_some()).map(|(at, entry)| {
-        let before = at.checked_sub(1).and_then(|before| history.get(before));
-        // What the original program wrote names no subject, and speaks of the one that it had then.
-        (entry, before.filter(|before| before.subject.is_none() || before.subject == entry.subject))
-    })
+    let pending = history.iter().enumerate().filter(|(_, entry)| entry.is_pending() && entry.id.is_some());
+    pending.map(|(at, entry)| (entry, previous(&history[..at], entry)))
+}
+
+/// The newest entry, with the one before it as [`pending`] gives it.
+pub fn newest(history: &[Entry]) -> Option<(&Entry, Option<&Entry>)> {
+    let (newest, before) = history.split_last()?;
+    Some((newest, previous(before, newest)))
+}
+
+/// What the original program wrote names no subject, and speaks of the one that it had then.
+fn previous<'a>(before: &'a [Entry], entry: &Entry) -> Option<&'a Entry> {
+    before.last().filter(|before| before.subject.is_none() || before.subject == entry.subject)
 }
 
 #[cfg(test)]

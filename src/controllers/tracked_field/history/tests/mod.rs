@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use serde_json::json;
 
@@ -10,6 +12,8 @@ use crate::controllers::tracked_field::field::Observed;
 mod bounds;
 mod properties;
 mod series;
+
+const MAX_AGE: Duration = Duration::from_hours(24);
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + second).unwrap()
