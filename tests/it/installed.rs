@@ -114,7 +114,9 @@ async fn crds_that_come_and_go() {
     bed.kubectl(&["delete", "crd", "contactpoints.tg.azamaton.ru"]).await;
     readyz(&operator, "[+]contactpoint absent: CRD contactpoints.tg.azamaton.ru is not installed").await;
     bed.scale("web", 5).await;
-    bed.waiting("new", "ContactPointNotFound: \"hook\" not found").await;
+    let words = "ContactPointNotReady: \"hook\": this operator does not serve contact points: CRD \
+                 contactpoints.tg.azamaton.ru is not installed";
+    bed.waiting("new", words).await;
     assert_eq!(values(&receiver), ["3", "4"]);
     bed.apply(&crd(&ours, "contactpoints")).await;
     readyz(&operator, "[+]contactpoint synced").await;

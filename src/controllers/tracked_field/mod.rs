@@ -245,18 +245,16 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let expires = object.status.as_ref().and_then(|history| history::next_expiry(history, self.terms.max_age));
         let expires = expires.map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
         let renew = self.say(&key, object, waiting).await?;
-        if point.is_none() && self.points_phase.absent().is_some() {
-            // That the kind is served, without this one, wakes nobody.
-            return Ok(Outcome::Waiting);
-        }
+        let unserved = point.is_none() && self.points_phase.absent().is_some();
         let resync = match tracked {
-            Ok(Tracked { doubted: false, .. }) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
-            Ok(Tracked { doubted: true, .. }) => DOUBT,
             Err(Untracked { error: Some(error), .. }) => return Err(error),
             // Neither a new CRD nor a new right wakes anybody.
             Err(Untracked { waiting: Waiting::ResourceMismatch(_) | Waiting::Forbidden { .. }, .. }) => {
                 return Ok(Outcome::Waiting);
             }
+            _ if unserved => return Ok(Outcome::Waiting),
+            Ok(Tracked { doubted: false, .. }) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
+            Ok(Tracked { doubted: true, .. }) => DOUBT,
             Err(_) => self.terms.resync,
         };
         Ok(Outcome::RequeueAfter([expires, renew].into_iter().flatten().fold(resync, Duration::min)))
