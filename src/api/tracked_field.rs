@@ -1,12 +1,14 @@
 //! `TrackedField`: which field of which resource is told to which contact point, and its history.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::common::rule_over;
 
@@ -181,8 +183,59 @@ fn name_of_a_kind() -> Rule {
 /// The status of a `TrackedField`: its history, oldest first. Entries that are `Pending` are its outbox.
 pub type History = Vec<Entry>;
 
-/// A history as it is cached: thousands are, so none has room to spare.
-pub type Kept = Box<[Entry]>;
+/// A history as it is cached: its JSON, in one piece of memory. Thousands are cached, and written anew with each change:
+/// in the hundreds of pieces that a [`History`] is made of they would leave as much again unusable between them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kept(Box<str>);
+
+impl Kept {
+    fn entries(&self) -> History {
+        // It can be read: nothing but a history's JSON is kept.
+        serde_json::from_str(&self.0).unwrap_or_default()
+    }
+}
+
+impl TryFrom<&[Entry]> for Kept {
+    type Error = serde_json::Error;
+
+    fn try_from(history: &[Entry]) -> Result<Self, Self::Error> {
+        serde_json::to_string(history).map(|json| Self(json.into()))
+    }
+}
+
+impl Serialize for Kept {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.entries().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Kept {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let history = History::deserialize(deserializer)?;
+        Self::try_from(&*history).map_err(D::Error::custom)
+    }
+}
+
+impl JsonSchema for Kept {
+    fn inline_schema() -> bool {
+        History::inline_schema()
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        History::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        History::json_schema(generator)
+    }
+}
+
+impl TrackedField {
+    /// What its status tells.
+    pub fn history(&self) -> History {
+        self.status.as_ref().map(Kept::entries).unwrap_or_default()
+    }
+}
 
 /// One change of the field.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -363,11 +416,11 @@ impl fmt::Display for Subject {
 }
 
 impl JsonSchema for Subject {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
+    fn schema_name() -> Cow<'static, str> {
         "Subject".into()
     }
 
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
         schemars::json_schema!({ "type": "string" })
     }
 }

@@ -89,8 +89,8 @@ async fn crds_that_come_and_go() {
     bed.apply(&crd(&ours, "trackedfields")).await;
     readyz(&operator, "[+]trackedfield synced").await;
     let taken_over = |field: &TrackedField| {
-        let history = field.status.as_deref().unwrap_or_default();
-        told(history) == [("Created", Some("1")), ("Updated", Some("3"))]
+        let history = field.history();
+        told(&history) == [("Created", Some("1")), ("Updated", Some("3"))]
             && history[1].delivery == Some(Delivery::Delivered)
     };
     bed.until("old", "taken over", taken_over).await;

@@ -60,7 +60,7 @@ impl<T: Transport> TrackedFields<T> {
         if let Ok(tracked) = self.tracked(object, &resolved) {
             self.follow_as(object, &tracked, &field);
         }
-        if let Some(last) = object.status.as_ref().and_then(|history| history.last()) {
+        if let Some(last) = object.history().last() {
             self.tracker.told(&Key::of(object), &subject(object), last);
         }
     }

@@ -18,7 +18,7 @@ use self::target::{Resolver, TargetError};
 use self::tracker::Tracker;
 use self::waiting::Waiting;
 use crate::api::common::REQUESTED_AT;
-use crate::api::tracked_field::{Entry, Subject};
+use crate::api::tracked_field::{Entry, History, Kept, Subject};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
 use crate::notify::queue::Outbox;
@@ -128,8 +128,7 @@ impl<T: Transport> TrackedFields<T> {
     /// The object with what is Pending in it for certain: what is offered for the first time may come from a cache that
     /// does not show yet what another replica delivered. None where another pass has to look at it.
     async fn certain(&self, key: &Key, object: Arc<TrackedField>) -> Result<Option<Arc<TrackedField>>, Error> {
-        let pending = object.status.iter().flatten().any(Entry::is_pending);
-        if !pending || self.outbox.holds(key) {
+        if self.outbox.holds(key) || !object.history().iter().any(Entry::is_pending) {
             return Ok(Some(object));
         }
         self.read_again(key, &object).await
@@ -149,15 +148,15 @@ impl<T: Transport> TrackedFields<T> {
         Ok(same.then(|| self.written.wrote(key, newest)))
     }
 
-    /// Brings the status up to what was seen and sent. Gives the object as it then stands; none where another pass has
-    /// to look at it.
+    /// Brings the status up to what was seen and sent. Gives the object and its history as they then stand; none where
+    /// another pass has to look at it.
     async fn record(
         &self,
         key: &Key,
         mut object: Arc<TrackedField>,
         outcomes: &[(String, history::Outcome)],
         held: bool,
-    ) -> Result<Option<Arc<TrackedField>>, Error> {
+    ) -> Result<Option<(Arc<TrackedField>, History)>, Error> {
         let subject = subject(&object);
         let seen = self.tracker.seen(key, &subject);
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
@@ -173,7 +172,7 @@ impl<T: Transport> TrackedFields<T> {
                 max_age: self.terms.max_age,
                 now: Timestamp::now(),
             };
-            let before = object.status.as_deref().unwrap_or_default();
+            let before = object.history();
             let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
             if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
                 // What was sent stood in a status: this one is older, and would be none the wiser.
@@ -182,15 +181,16 @@ impl<T: Transport> TrackedFields<T> {
                 object = newest;
                 continue;
             }
-            let mut changes = history::next(before, &inputs, || Uuid::now_v7().to_string());
+            let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
             if changes.merged > 0 && self.outbox.holds(key) {
                 // Nothing of what becomes one entry may be taken meanwhile: it would be told twice.
                 self.outbox.withdraw(key, false);
                 continue;
             }
             if changes.changed {
-                let history = std::mem::take(&mut changes.history).into_boxed_slice();
-                match apply::status(&api, MANAGER, object.as_ref(), &history).await {
+                let status = Kept::try_from(&*changes.history);
+                let status = status.map_err(|error| Error::WriteStatus(kube::Error::SerdeError(error)))?;
+                match apply::status(&api, MANAGER, object.as_ref(), &status).await {
                     Ok(written) => object = self.written.wrote(key, written),
                     Err(kube::Error::Api(status)) if status.code == 409 && !raced => {
                         debug!("the object changed in the meantime; its history is computed again");
@@ -205,7 +205,7 @@ impl<T: Transport> TrackedFields<T> {
             changes.merged += seen.merged;
             seen.recorded();
             self.tell(&object, &changes);
-            return Ok(Some(object));
+            return Ok(Some((object, changes.history)));
         }
     }
 }
@@ -232,17 +232,19 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let held = suspended || point.as_ref().is_some_and(|point| point.spec.suspend.unwrap_or_default());
 
         let outcomes = self.outbox.outcomes(&key);
-        let Some(object) = self.record(&key, object, &outcomes, held).await? else { return Ok(Outcome::Done) };
+        let Some((object, history)) = self.record(&key, object, &outcomes, held).await? else {
+            return Ok(Outcome::Done);
+        };
         // Offered before the outcomes are given back: the line goes on with what the status now says.
         if suspended {
             self.outbox.withdraw(&key, false);
         } else {
-            self.outbox.offer(&point_key, &object);
+            self.outbox.offer(&point_key, &object, &history);
         }
         self.outbox.recorded(&key, &outcomes);
 
-        let waiting = self.waiting(&key, &object, &tracked, point.as_deref());
-        let expires = object.status.as_ref().and_then(|history| history::next_expiry(history, self.terms.max_age));
+        let waiting = self.waiting(&key, &object, &history, &tracked, point.as_deref());
+        let expires = history::next_expiry(&history, self.terms.max_age);
         let expires = expires.map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
         let renew = self.say(&key, object, waiting).await?;
         let unserved = point.is_none() && self.points_phase.absent().is_some();

@@ -38,7 +38,13 @@ impl<T: Transport> TrackedFields<T> {
     }
 
     /// Why messages of this object cannot be sent now.
-    fn point_trouble(&self, key: &Key, object: &TrackedField, point: Option<&ContactPoint>) -> Option<Waiting> {
+    fn point_trouble(
+        &self,
+        key: &Key,
+        object: &TrackedField,
+        pending: bool,
+        point: Option<&ContactPoint>,
+    ) -> Option<Waiting> {
         let name = &object.spec.contact_point;
         let Some(point) = point else {
             if let Some(why) = self.points_phase.absent() {
@@ -56,8 +62,7 @@ impl<T: Transport> TrackedFields<T> {
         };
         waiting::of_point(point).or_else(|| {
             let message = self.outbox.failing(&Key::of(point))?;
-            let entries = object.status.as_deref().unwrap_or_default();
-            entries.iter().any(Entry::is_pending).then(|| Waiting::DeliveryFailing { name: name.clone(), message })
+            pending.then(|| Waiting::DeliveryFailing { name: name.clone(), message })
         })
     }
 
@@ -66,17 +71,19 @@ impl<T: Transport> TrackedFields<T> {
         &self,
         key: &Key,
         object: &TrackedField,
+        history: &[Entry],
         tracked: &Result<Tracked, Untracked>,
         point: Option<&ContactPoint>,
     ) -> Option<Waiting> {
-        let of_point = self.point_trouble(key, object, point);
-        if of_point.is_some() && object.status.iter().flatten().any(Entry::is_pending) {
+        let pending = history.iter().any(Entry::is_pending);
+        let of_point = self.point_trouble(key, object, pending, point);
+        if of_point.is_some() && pending {
             return of_point;
         }
         match tracked {
             Err(untracked) => Some(untracked.waiting.clone()),
             Ok(tracked) => waiting::of_target(&self.tracker, key, tracked.shard.as_deref(), &tracked.target, object)
-                .or_else(|| waiting::of_template(object))
+                .or_else(|| waiting::of_template(object, history))
                 .or(of_point),
         }
     }

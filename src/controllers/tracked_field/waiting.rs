@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::history;
 use super::tracker::{TargetKey, Tracker, Trouble};
+use crate::api::tracked_field::Entry;
 use crate::api::{ContactPoint, TrackedField};
 use crate::controllers::contact_point::standing::SUSPENDED;
 use crate::notify::{Item, message};
@@ -153,13 +154,13 @@ pub fn of_target(
 }
 
 /// What is wrong with the template.
-pub fn of_template(object: &TrackedField) -> Option<Waiting> {
+pub fn of_template(object: &TrackedField, history: &[Entry]) -> Option<Waiting> {
     let template = object.spec.template.as_deref()?;
     if let Err(error) = message::check_template(template) {
         return Some(Waiting::TemplateInvalid(error));
     }
     // Whether it can be rendered shows only on a change.
-    let (newest, previous) = history::newest(object.status.as_deref()?)?;
+    let (newest, previous) = history::newest(history)?;
     let item = Item::of(object, None, newest, previous);
     let problem = match message::template::message(template, &message::View::of(&item, None)) {
         Ok(text) if text.trim().is_empty() => "it says nothing for the newest change".to_owned(),

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::{Patience, Standing};
-use crate::api::TrackedField;
 use crate::notify::{Endpoint, Failure, Item, LONGEST_PAUSE, Sent, StopReason};
 use crate::runtime::Key;
 use crate::runtime::backoff::Series;
@@ -56,8 +55,11 @@ pub(super) enum Gate {
     Stopped,
 }
 
+/// What waits of one `TrackedField`.
 pub(super) struct Offer {
-    pub(super) object: Arc<TrackedField>,
+    /// The oldest, as many of them as one request may choose from.
+    pub(super) items: Vec<Item>,
+    /// How many there are in all.
     pub(super) pending: usize,
 }
 
@@ -158,8 +160,7 @@ impl Line {
     pub(super) fn still_waits(&self, batch: &Batch) -> bool {
         batch.items.iter().all(|item| {
             let offer = self.offers.get(&item.field());
-            let entries = offer.and_then(|offer| offer.object.status.as_deref()).unwrap_or_default();
-            entries.iter().any(|entry| entry.id == item.entry.id && entry.is_pending())
+            offer.is_some_and(|offer| offer.items.iter().any(|waiting| waiting.entry.id == item.entry.id))
         })
     }
 }

@@ -11,6 +11,7 @@ use super::flights::Flights;
 use super::line::{Batch, FAILING_FROM, Gate, Line, Offer};
 use super::{Stage, Standing};
 use crate::api::TrackedField;
+use crate::api::tracked_field::Entry;
 use crate::controllers::tracked_field::history::{self, Outcome};
 use crate::notify::{Endpoint, Item};
 use crate::runtime::Key;
@@ -121,8 +122,8 @@ impl Lines {
     }
 
     /// How many more entries wait than before.
-    pub fn offer(&mut self, point: &Key, object: &Arc<TrackedField>) -> i64 {
-        let field = Key::of(object.as_ref());
+    pub fn offer(&mut self, point: &Key, object: &TrackedField, history: &[Entry]) -> i64 {
+        let field = Key::of(object);
         let before = self.take_out(&field);
         let before = before.map_or(0, |(place, waited)| {
             if place != *point {
@@ -131,10 +132,15 @@ impl Lines {
             }
             waited
         });
-        let pending = history::pending(object.status.as_deref().unwrap_or_default()).count();
+        let pending = history::pending(history).count();
         if pending > 0 {
+            let template: Option<Arc<str>> = object.spec.template.as_deref().map(Arc::from);
+            let items = history::pending(history)
+                .take(BATCH)
+                .map(|(entry, previous)| Item::of(object, template.clone(), entry, previous))
+                .collect();
             let line = self.by_point.entry(point.clone()).or_default();
-            line.offers.insert(field.clone(), Offer { object: Arc::clone(object), pending });
+            line.offers.insert(field.clone(), Offer { items, pending });
             self.places.insert(field, point.clone());
         }
         self.abandon_batch(point);
@@ -252,7 +258,7 @@ impl Lines {
 
     /// The oldest pending entries of a line. Ids are `UUIDv7`: they sort by time.
     fn oldest(&self, line: &Line, count: usize) -> Vec<Item> {
-        let mut waiting: Vec<_> = self.sendable(line).map(|(_, offer)| items(&offer.object).peekable()).collect();
+        let mut waiting: Vec<_> = self.sendable(line).map(|(_, offer)| offer.items.iter().peekable()).collect();
         let mut heads = BinaryHeap::new();
         for (index, items) in waiting.iter_mut().enumerate() {
             if let Some(item) = items.peek() {
@@ -263,7 +269,7 @@ impl Lines {
         while oldest.len() < count
             && let Some(Reverse((_, index))) = heads.pop()
         {
-            oldest.extend(waiting[index].next());
+            oldest.extend(waiting[index].next().cloned());
             if let Some(item) = waiting[index].peek() {
                 heads.push(Reverse((item.entry.id.clone(), index)));
             }
@@ -314,11 +320,4 @@ impl Lines {
 
 fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
-}
-
-/// What is pending in an object, oldest first, with what its message needs to know.
-fn items(object: &TrackedField) -> impl Iterator<Item = Item> {
-    let template: Option<Arc<str>> = object.spec.template.as_deref().map(Arc::from);
-    let pending = history::pending(object.status.as_deref().unwrap_or_default());
-    pending.map(move |(entry, previous)| Item::of(object, template.clone(), entry, previous))
 }

@@ -202,7 +202,7 @@ impl Bed {
 
     /// The history of a `TrackedField`.
     pub async fn history(&self, name: &str) -> Vec<Entry> {
-        self.api::<TrackedField>().get(name).await.unwrap().status.unwrap_or_default().into_vec()
+        self.api::<TrackedField>().get(name).await.unwrap().history()
     }
 
     /// Waits until the object is as `look` wants it.
@@ -243,11 +243,11 @@ impl Bed {
         let what = format!("tells {told:?}, delivered");
         let field = self
             .until(name, &what, |field: &TrackedField| {
-                let entries = field.status.as_deref().unwrap_or_default();
-                self::told(entries) == told && entries.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
+                let entries = field.history();
+                self::told(&entries) == told && entries.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
             })
             .await;
-        field.status.unwrap_or_default().into_vec()
+        field.history()
     }
 
     /// Waits until the annotation that says why it waits begins with `reason`; empty: until there is none.
