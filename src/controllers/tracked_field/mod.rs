@@ -239,7 +239,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         if suspended {
             self.outbox.withdraw(&key, false);
         } else {
-            self.outbox.offer(&point_key, &object, &history);
+            self.outbox.offer(&point_key, &object);
         }
         self.outbox.recorded(&key, &outcomes);
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::{Patience, Standing};
+use crate::api::TrackedField;
 use crate::notify::{Endpoint, Failure, Item, LONGEST_PAUSE, Sent, StopReason};
 use crate::runtime::Key;
 use crate::runtime::backoff::Series;
@@ -57,10 +58,9 @@ pub(super) enum Gate {
 
 /// What waits of one `TrackedField`.
 pub(super) struct Offer {
-    /// The oldest, as many of them as one request may choose from.
-    pub(super) items: Vec<Item>,
-    /// How many there are in all.
-    pub(super) pending: usize,
+    pub(super) object: Arc<TrackedField>,
+    /// What is pending in it, oldest first.
+    pub(super) ids: Vec<Box<str>>,
 }
 
 #[derive(Clone)]
@@ -160,7 +160,7 @@ impl Line {
     pub(super) fn still_waits(&self, batch: &Batch) -> bool {
         batch.items.iter().all(|item| {
             let offer = self.offers.get(&item.field());
-            offer.is_some_and(|offer| offer.items.iter().any(|waiting| waiting.entry.id == item.entry.id))
+            offer.is_some_and(|offer| offer.ids.iter().any(|id| Some(&**id) == item.entry.id.as_deref()))
         })
     }
 }

@@ -11,7 +11,6 @@ use super::flights::Flights;
 use super::line::{Batch, FAILING_FROM, Gate, Line, Offer};
 use super::{Stage, Standing};
 use crate::api::TrackedField;
-use crate::api::tracked_field::Entry;
 use crate::controllers::tracked_field::history::{self, Outcome};
 use crate::notify::{Endpoint, Item};
 use crate::runtime::Key;
@@ -122,8 +121,8 @@ impl Lines {
     }
 
     /// How many more entries wait than before.
-    pub fn offer(&mut self, point: &Key, object: &TrackedField, history: &[Entry]) -> i64 {
-        let field = Key::of(object);
+    pub fn offer(&mut self, point: &Key, object: &Arc<TrackedField>) -> i64 {
+        let field = Key::of(object.as_ref());
         let before = self.take_out(&field);
         let before = before.map_or(0, |(place, waited)| {
             if place != *point {
@@ -132,15 +131,12 @@ impl Lines {
             }
             waited
         });
-        let pending = history::pending(history).count();
+        let ids: Vec<_> =
+            history::pending(&object.history()).filter_map(|(entry, _)| entry.id.as_deref().map(Box::from)).collect();
+        let pending = ids.len();
         if pending > 0 {
-            let template: Option<Arc<str>> = object.spec.template.as_deref().map(Arc::from);
-            let items = history::pending(history)
-                .take(BATCH)
-                .map(|(entry, previous)| Item::of(object, template.clone(), entry, previous))
-                .collect();
             let line = self.by_point.entry(point.clone()).or_default();
-            line.offers.insert(field.clone(), Offer { items, pending });
+            line.offers.insert(field.clone(), Offer { object: Arc::clone(object), ids });
             self.places.insert(field, point.clone());
         }
         self.abandon_batch(point);
@@ -258,21 +254,16 @@ impl Lines {
 
     /// The oldest pending entries of a line. Ids are `UUIDv7`: they sort by time.
     fn oldest(&self, line: &Line, count: usize) -> Vec<Item> {
-        let mut waiting: Vec<_> = self.sendable(line).map(|(_, offer)| offer.items.iter().peekable()).collect();
-        let mut heads = BinaryHeap::new();
-        for (index, items) in waiting.iter_mut().enumerate() {
-            if let Some(item) = items.peek() {
-                heads.push(Reverse((item.entry.id.clone(), index)));
-            }
-        }
-        let mut oldest = Vec::new();
+        let offers: Vec<_> = self.sendable(line).map(|(_, offer)| offer).collect();
+        let head = |offer: usize, at: usize| offers[offer].ids.get(at).map(|id| Reverse((id, offer, at)));
+        let mut heads: BinaryHeap<_> = (0..offers.len()).filter_map(|offer| head(offer, 0)).collect();
+        let (mut oldest, mut opened) = (Vec::new(), HashMap::new());
         while oldest.len() < count
-            && let Some(Reverse((_, index))) = heads.pop()
+            && let Some(Reverse((_, offer, at))) = heads.pop()
         {
-            oldest.extend(waiting[index].next().cloned());
-            if let Some(item) = waiting[index].peek() {
-                heads.push(Reverse((item.entry.id.clone(), index)));
-            }
+            let items = opened.entry(offer).or_insert_with(|| items(&offers[offer].object, count).into_iter());
+            oldest.extend(items.next());
+            heads.extend(head(offer, at + 1));
         }
         oldest
     }
@@ -288,7 +279,7 @@ impl Lines {
     fn take_out(&mut self, field: &Key) -> Option<(Key, usize)> {
         let place = self.places.remove(field)?;
         let line = self.by_point.get_mut(&place)?;
-        let waited = line.offers.remove(field).map_or(0, |offer| offer.pending);
+        let waited = line.offers.remove(field).map_or(0, |offer| offer.ids.len());
         line.changed.notify_one();
         Some((place, waited))
     }
@@ -320,4 +311,13 @@ impl Lines {
 
 fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// The oldest of what is pending in an object, with what its messages need to know.
+fn items(object: &TrackedField, count: usize) -> Vec<Item> {
+    let template: Option<Arc<str>> = object.spec.template.as_deref().map(Arc::from);
+    history::pending(&object.history())
+        .take(count)
+        .map(|(entry, previous)| Item::of(object, template.clone(), entry, previous))
+        .collect()
 }

@@ -14,7 +14,6 @@ use tokio_util::sync::CancellationToken;
 
 use self::lines::Lines;
 use super::{Endpoint, Transport};
-use crate::api::tracked_field::Entry;
 use crate::api::{ContactPoint, TrackedField};
 use crate::controllers::tracked_field::history::Outcome;
 use crate::runtime::Key;
@@ -144,9 +143,9 @@ impl<T: Transport> Outbox<T> {
         self.lines().failing(point)
     }
 
-    /// What is pending in the history of `object` waits in the line of `point`, in place of what was offered for it before.
-    pub fn offer(&self, point: &Key, object: &TrackedField, history: &[Entry]) {
-        let change = self.lines().offer(point, object, history);
+    /// What is pending in `object` waits in the line of `point`, in place of what was offered for it before.
+    pub fn offer(&self, point: &Key, object: &Arc<TrackedField>) {
+        let change = self.lines().offer(point, object);
         self.metrics.pending_changed(change);
     }
 

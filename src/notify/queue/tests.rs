@@ -1,6 +1,7 @@
 //! What a line decides, without a clock, a network or an apiserver.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -8,6 +9,7 @@ use serde_json::json;
 use super::lines::{Lines, Next, Request};
 use super::{Patience, Stage, Standing};
 use crate::api::TrackedField;
+use crate::api::tracked_field::{Entry, Kept};
 use crate::controllers::tracked_field::history::Outcome;
 use crate::notify::telegram::Chat;
 use crate::notify::webhook::{Hook, Parts};
@@ -31,7 +33,7 @@ fn templated() -> Endpoint {
 }
 
 /// A `TrackedField` with these entries, each `ID` pending or `ID!` delivered.
-fn field(name: &str, entries: &[&str]) -> TrackedField {
+fn field(name: &str, entries: &[&str]) -> Arc<TrackedField> {
     let entries: Vec<_> = entries
         .iter()
         .map(|id| match id.strip_suffix('!') {
@@ -46,7 +48,7 @@ fn field(name: &str, entries: &[&str]) -> TrackedField {
         "spec": {},
         "status": entries,
     });
-    serde_json::from_value(object).unwrap()
+    Arc::new(serde_json::from_value(object).unwrap())
 }
 
 fn key(name: &str) -> Key {
@@ -67,11 +69,7 @@ impl Line {
     }
 
     fn offer(&mut self, name: &str, entries: &[&str]) -> i64 {
-        self.offer_to("p", &field(name, entries))
-    }
-
-    fn offer_to(&mut self, point: &str, object: &TrackedField) -> i64 {
-        self.lines.offer(&key(point), object, &object.history())
+        self.lines.offer(&key("p"), &field(name, entries))
     }
 
     fn take(&mut self) -> Option<Request> {
@@ -190,11 +188,11 @@ fn an_object_with_something_in_the_air_moves_to_no_other_line_until_it_has_lande
     line.lines.configure(&key("q"), chat(), Stage::Open);
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.offer_to("q", &field("a", &["1"]));
+    line.lines.offer(&key("q"), &field("a", &["1"]));
     assert!(line.take_of("q").is_none(), "it would be sent twice");
     line.taken(&request, 1);
     let outcomes = line.lines.outcomes(&key("a"));
-    line.offer_to("q", &field("a", &["1!", "2"]));
+    line.lines.offer(&key("q"), &field("a", &["1!", "2"]));
     line.lines.recorded(&key("a"), &outcomes);
     assert_eq!(ids(&line.take_of("q").unwrap()), ["2"]);
 }
@@ -257,9 +255,9 @@ fn a_rejected_digest_is_sent_one_by_one_and_only_the_culprit_fails() {
 fn a_rejected_template_is_tried_once_more_without_it() {
     let mut line = Line::open();
     line.lines.configure(&key("p"), templated(), Stage::Open);
-    let mut object = field("a", &["1"]);
+    let mut object = field("a", &["1"]).as_ref().clone();
     object.spec.template = Some("{{ value }}".into());
-    line.offer_to("p", &object);
+    line.lines.offer(&key("p"), &Arc::new(object));
     let rejected = || Failure::Rejected { message: "400".into(), carried: 1 };
     let request = line.take().unwrap();
     assert!(!request.plain);
@@ -380,10 +378,10 @@ fn nothing_is_left_to_do_once_what_was_tried_waits_no_more() {
 #[test]
 fn what_cannot_be_sent_is_not_counted() {
     let mut line = Line::open();
-    let object = field("a", &["1"]);
-    let mut nameless = object.history();
-    nameless[0].id = None;
-    assert_eq!(line.lines.offer(&key("p"), &object, &nameless), 0);
+    let mut nameless = field("a", &["1"]).as_ref().clone();
+    let entries = nameless.history().into_iter().map(|entry| Entry { id: None, ..entry });
+    nameless.status = Some(Kept::try_from(&*entries.collect::<Vec<_>>()).unwrap());
+    assert_eq!(line.lines.offer(&key("p"), &Arc::new(nameless)), 0);
     assert!(line.waits());
 }
 
@@ -394,7 +392,7 @@ fn an_object_that_moves_away_from_a_receiver_that_is_down_does_not_wait_for_it()
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     line.answer(&request, Err(retry("refused")));
-    line.offer_to("q", &field("a", &["1"]));
+    line.lines.offer(&key("q"), &field("a", &["1"]));
     assert_eq!(ids(&line.take_of("q").unwrap()), ["1"]);
 }
 
