@@ -120,7 +120,7 @@ impl Stage {
             // A list of them all is work for the apiserver: not at every look.
             tokio::time::sleep(Duration::from_millis(200)).await;
             let objects = api.list(&ListParams::default()).await?.items;
-            let histories = objects.iter().map(TrackedField::history);
+            let histories = objects.iter().map(|field| field.history().unwrap());
             let told = histories.filter(|history| !history.is_empty() && !history.iter().any(Entry::is_pending));
             let told = told.count();
             ensure!(told == fields, "{told} are");

@@ -8,6 +8,7 @@ use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::Error as _;
+use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::common::rule_over;
@@ -23,7 +24,7 @@ use super::common::rule_over;
     shortname = "tf",
     category = "quartermaster",
     namespaced,
-    status = "Kept",
+    status = "StoredHistory",
     derive = "PartialEq",
     printcolumn(name = "Kind", type_ = "string", json_path = ".spec.target.kind"),
     printcolumn(name = "Target", type_ = "string", json_path = ".spec.target.name"),
@@ -186,16 +187,9 @@ pub type History = Vec<Entry>;
 /// A history as it is cached: its JSON, in one piece of memory. Thousands are cached, and written anew with each change:
 /// in the hundreds of pieces that a [`History`] is made of they would leave as much again unusable between them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Kept(Box<str>);
+pub struct StoredHistory(Box<str>);
 
-impl Kept {
-    fn entries(&self) -> History {
-        // It can be read: nothing but a history's JSON is kept.
-        serde_json::from_str(&self.0).unwrap_or_default()
-    }
-}
-
-impl TryFrom<&[Entry]> for Kept {
+impl TryFrom<&[Entry]> for StoredHistory {
     type Error = serde_json::Error;
 
     fn try_from(history: &[Entry]) -> Result<Self, Self::Error> {
@@ -203,20 +197,20 @@ impl TryFrom<&[Entry]> for Kept {
     }
 }
 
-impl Serialize for Kept {
+impl Serialize for StoredHistory {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.entries().serialize(serializer)
+        serde_json::from_str::<History>(&self.0).map_err(S::Error::custom)?.serialize(serializer)
     }
 }
 
-impl<'de> Deserialize<'de> for Kept {
+impl<'de> Deserialize<'de> for StoredHistory {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let history = History::deserialize(deserializer)?;
         Self::try_from(&*history).map_err(D::Error::custom)
     }
 }
 
-impl JsonSchema for Kept {
+impl JsonSchema for StoredHistory {
     fn inline_schema() -> bool {
         History::inline_schema()
     }
@@ -231,9 +225,13 @@ impl JsonSchema for Kept {
 }
 
 impl TrackedField {
-    /// What its status tells.
-    pub fn history(&self) -> History {
-        self.status.as_ref().map(Kept::entries).unwrap_or_default()
+    /// What its status tells; nothing, without a status.
+    ///
+    /// # Errors
+    /// None is known: what is stored is what serialising a history gave. It must never pass for an empty one, which would
+    /// be written over it.
+    pub fn history(&self) -> serde_json::Result<History> {
+        self.status.as_ref().map_or_else(|| Ok(History::new()), |stored| serde_json::from_str(&stored.0))
     }
 }
 

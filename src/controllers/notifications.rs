@@ -109,7 +109,9 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
                 // Otherwise told of again once all have been seen.
                 if all_seen {
                     controller.watch(&field);
-                    if !controller.written.knows(&key, &field) {
+                    if controller.written.knows(&key, &field) {
+                        controller.outbox.cached(&field);
+                    } else {
                         trigger.wake(&key);
                     }
                 }

@@ -171,9 +171,10 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
                 assert!(bed.ready(&name).await.status.unwrap().ready, "one that was tested stays ready");
             }
             Fate::Fails => {
-                let failed =
-                    |field: &TrackedField| field.history().iter().any(|e| e.delivery == Some(Delivery::Failed));
-                let history = bed.until(&name, "given up", failed).await.history();
+                let failed = |field: &TrackedField| {
+                    field.history().unwrap().iter().any(|e| e.delivery == Some(Delivery::Failed))
+                };
+                let history = bed.until(&name, "given up", failed).await.history().unwrap();
                 let reason = history[0].reason.clone().unwrap();
                 assert!(reason.contains(&format!("{code} because-{code}")), "{reason}");
                 assert_eq!(bed.event(&name, "DeliveryFailed").await, format!("Created 1: not delivered: {reason}"));
@@ -191,7 +192,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
         let name = code.to_string();
         let first = if *fate == Fate::Fails { Delivery::Failed } else { Delivery::Delivered };
         bed.until(&name, "goes on by itself", |field: &TrackedField| {
-            let all: Vec<_> = field.history().iter().map(|entry| entry.delivery).collect();
+            let all: Vec<_> = field.history().unwrap().iter().map(|entry| entry.delivery).collect();
             all == [Some(first), Some(Delivery::Delivered)]
         })
         .await;
@@ -256,8 +257,9 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
         let name = format!("failed-{code}");
         telegram.fault_next(2, refusal(code, words));
         with_template(&bed, &name, "{{ value }}").await;
-        let failed = |field: &TrackedField| field.history().iter().any(|e| e.delivery == Some(Delivery::Failed));
-        let reason = bed.until(&name, "failed", failed).await.history()[0].reason.clone().unwrap();
+        let failed =
+            |field: &TrackedField| field.history().unwrap().iter().any(|e| e.delivery == Some(Delivery::Failed));
+        let reason = bed.until(&name, "failed", failed).await.history().unwrap()[0].reason.clone().unwrap();
         assert!(reason.contains(&format!("({code} {words})")), "{reason}");
         assert!(bed.event(&name, "DeliveryFailed").await.ends_with(&reason));
         assert_eq!(telegram.rejected().len(), before + 2, "its template, then the default");
@@ -265,7 +267,7 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
     bed.scale("web", 3).await;
     for name in ["failed-400", "failed-413"] {
         bed.until(name, "goes on", |field: &TrackedField| {
-            field.history().iter().last().is_some_and(|entry| entry.delivery == Some(Delivery::Delivered))
+            field.history().unwrap().iter().last().is_some_and(|entry| entry.delivery == Some(Delivery::Delivered))
         })
         .await;
     }

@@ -148,7 +148,7 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
 
     // The newest value of each is known and told, whatever stood before it.
     let tells_one = |field: &TrackedField| {
-        let history = field.history();
+        let history = field.history().unwrap();
         let done = history.iter().all(|entry| entry.id.is_none() || entry.delivery != Some(Delivery::Pending));
         done && history.last().is_some_and(|last| last.value.as_deref() == Some("1"))
     };
@@ -165,6 +165,7 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
         bed.until(name, "goes on", |field: &TrackedField| {
             field
                 .history()
+                .unwrap()
                 .last()
                 .is_some_and(|last| last.value.as_deref() == Some("2") && last.delivery == Some(Delivery::Delivered))
         })

@@ -75,7 +75,7 @@ async fn a_request_carries_what_the_spec_says() {
     bed.waiting("replicas", "ContactPointNotReady").await;
     bed.scale("web", 2).await;
     bed.scale("web", 3).await;
-    bed.until("replicas", "recorded", |field: &TrackedField| field.history().len() == 3).await;
+    bed.until("replicas", "recorded", |field: &TrackedField| field.history().unwrap().len() == 3).await;
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "suspend": false } })).await;
     bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))]).await;
 
@@ -335,11 +335,11 @@ async fn the_samples_give_what_each_place_asks_for() {
         .await;
     }
     for (name, read) in places {
-        bed.until(name, "recorded", |field: &TrackedField| field.history().len() == 31).await;
+        bed.until(name, "recorded", |field: &TrackedField| field.history().unwrap().len() == 31).await;
         bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": false } })).await;
         let path = format!("/{name}");
         bed.until(name, "told", |field: &TrackedField| {
-            !field.history().iter().any(quartermaster::api::tracked_field::Entry::is_pending)
+            !field.history().unwrap().iter().any(quartermaster::api::tracked_field::Entry::is_pending)
         })
         .await;
         let requests = receiver.wait_for(SOON, |all| all.iter().any(|request| request.path == path)).await.unwrap();

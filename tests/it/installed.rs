@@ -89,7 +89,7 @@ async fn crds_that_come_and_go() {
     bed.apply(&crd(&ours, "trackedfields")).await;
     readyz(&operator, "[+]trackedfield synced").await;
     let taken_over = |field: &TrackedField| {
-        let history = field.history();
+        let history = field.history().unwrap();
         told(&history) == [("Created", Some("1")), ("Updated", Some("3"))]
             && history[1].delivery == Some(Delivery::Delivered)
     };

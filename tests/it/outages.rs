@@ -52,7 +52,7 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
         track_long(&bed, &format!("quick-{field}"), &format!("web-{field}"), "quick").await;
         // What is changed before it is first seen is nobody's change.
         for name in [format!("slow-{field}"), format!("quick-{field}")] {
-            let seen = |field: &TrackedField| !field.history().is_empty();
+            let seen = |field: &TrackedField| !field.history().unwrap().is_empty();
             bed.until(&name, "its first value", seen).await;
         }
     }
@@ -88,10 +88,10 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
         for (point, receiver) in [("slow", &slow), ("quick", &quick)] {
             let name = format!("{point}-{field}");
             let delivered = |field: &TrackedField| {
-                let history = field.history();
+                let history = field.history().unwrap();
                 history.len() == CHANGES && history.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
             };
-            let history = bed.until(&name, "all delivered", delivered).await.history();
+            let history = bed.until(&name, "all delivered", delivered).await.history().unwrap();
             let ids: Vec<_> = history.into_iter().map(|entry| entry.id.unwrap()).collect();
             assert_eq!(ids_by_field(receiver)[&name], ids, "each once, in order");
         }

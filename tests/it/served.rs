@@ -113,7 +113,7 @@ async fn a_kind_that_is_switched_off_is_left_alone() {
     let fields = Operator::start(&bed, Settings::default().flag("--controllers=trackedfield")).await;
     let text = "[+]contactpoint absent: switched off by --controllers\n[+]trackedfield synced\nready\n";
     assert_eq!(fields.probe("readyz").await.unwrap(), (200, text.to_owned()));
-    bed.until("it", "is recorded", |field: &TrackedField| field.history().len() == 1).await;
+    bed.until("it", "is recorded", |field: &TrackedField| field.history().unwrap().len() == 1).await;
     bed.waiting("it", "ContactPointNotReady: \"hook\": this operator does not serve contact points: ").await;
     drop(fields);
     let _both = Operator::start(&bed, Settings::default()).await;

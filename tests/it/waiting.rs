@@ -123,7 +123,7 @@ async fn every_reason_is_said_and_goes() {
         assert_eq!(told(&bed.history(name).await), wanted, "{name}");
     }
     bed.until("point", "pending", |field: &TrackedField| {
-        field.history().iter().map(|entry| entry.delivery).collect::<Vec<_>>() == [Some(Delivery::Pending)]
+        field.history().unwrap().iter().map(|entry| entry.delivery).collect::<Vec<_>>() == [Some(Delivery::Pending)]
     })
     .await;
     // A template that will not do costs no message.
@@ -144,7 +144,7 @@ async fn every_reason_is_said_and_goes() {
     for (name, ..) in &cases {
         bed.waiting(name, "").await;
         let delivered = |field: &TrackedField| {
-            let all = field.history();
+            let all = field.history().unwrap();
             !all.is_empty() && all.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
         };
         bed.until(name, "all delivered", delivered).await;
@@ -176,7 +176,7 @@ async fn contact_points_that_come_and_go() {
     bed.waiting("it", "ContactPointNotFound: \"hook\" not found").await;
     let pending = async |count: usize| {
         bed.until("it", "all recorded, none sent", |field: &TrackedField| {
-            let pending = field.history().iter().filter(|entry| entry.is_pending()).count();
+            let pending = field.history().unwrap().iter().filter(|entry| entry.is_pending()).count();
             pending == count
         })
         .await
@@ -230,7 +230,7 @@ async fn suspended_records_and_sends_later() {
     bed.scale("web", 2).await;
     bed.scale("web", 3).await;
     bed.delivered("marker", &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))]).await;
-    let held = |field: &TrackedField| field.history().iter().filter(|e| e.held_since.is_some()).count() == 2;
+    let held = |field: &TrackedField| field.history().unwrap().iter().filter(|e| e.held_since.is_some()).count() == 2;
     bed.until("it", "recorded and held", held).await;
     let of = |name: &str| {
         let all = changes(&receiver).into_iter().filter(|change| change["trackedField"] == name);
@@ -253,7 +253,7 @@ async fn suspended_records_and_sends_later() {
     bed.scale("web", 4).await;
     other.wait_for(SOON, |_| changes(&other).len() == 1).await.unwrap();
     bed.until("it", "held", |field: &TrackedField| {
-        field.history().iter().filter(|entry| entry.held_since.is_some()).count() == 1
+        field.history().unwrap().iter().filter(|entry| entry.held_since.is_some()).count() == 1
     })
     .await;
     assert_eq!(of("it"), ["1", "2", "3"]);
@@ -293,14 +293,16 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     bed.patch::<ContactPoint>("held", json!({ "spec": { "suspend": true } })).await;
     track(&bed, "by-point", json!({ "contactPoint": "held" })).await;
     for name in ["suspended", "by-point"] {
-        bed.until(name, "held", |field: &TrackedField| field.history().iter().any(|entry| entry.held_since.is_some()))
-            .await;
+        bed.until(name, "held", |field: &TrackedField| {
+            field.history().unwrap().iter().any(|entry| entry.held_since.is_some())
+        })
+        .await;
     }
     // Younger than those two, and given up before them.
     track(&bed, "it", json!({ "contactPoint": "away" })).await;
-    let failed = |field: &TrackedField| field.history().iter().any(|e| e.delivery == Some(Delivery::Failed));
+    let failed = |field: &TrackedField| field.history().unwrap().iter().any(|e| e.delivery == Some(Delivery::Failed));
     let field = bed.until("it", "given up", failed).await;
-    let entry = field.history()[0].clone();
+    let entry = field.history().unwrap()[0].clone();
     assert_eq!(entry.reason.as_deref(), Some("not delivered within 4 s"));
     assert_eq!(bed.event("it", "DeliveryFailed").await, "Created 1: not delivered: not delivered within 4 s");
     let metrics = operator.metrics().await;
@@ -316,7 +318,7 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     away.accept().await.unwrap();
     bed.scale("web", 2).await;
     bed.until("it", "the next one goes", |field: &TrackedField| {
-        let all: Vec<_> = field.history().iter().map(|entry| entry.delivery).collect();
+        let all: Vec<_> = field.history().unwrap().iter().map(|entry| entry.delivery).collect();
         all == [Some(Delivery::Failed), Some(Delivery::Delivered)]
     })
     .await;

@@ -60,7 +60,9 @@ impl<T: Transport> TrackedFields<T> {
         if let Ok(tracked) = self.tracked(object, &resolved) {
             self.follow_as(object, &tracked, &field);
         }
-        if let Some(last) = object.history().last() {
+        if let Ok(history) = object.history()
+            && let Some(last) = history.last()
+        {
             self.tracker.told(&Key::of(object), &subject(object), last);
         }
     }

@@ -18,10 +18,10 @@ use self::target::{Resolver, TargetError};
 use self::tracker::Tracker;
 use self::waiting::Waiting;
 use crate::api::common::REQUESTED_AT;
-use crate::api::tracked_field::{Entry, History, Kept, Subject};
+use crate::api::tracked_field::{Entry, History, StoredHistory, Subject};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
-use crate::notify::queue::Outbox;
+use crate::notify::queue::{Offer, Outbox};
 use crate::runtime::cache::strip;
 use crate::runtime::events::Events;
 use crate::runtime::manager::Phase;
@@ -60,6 +60,9 @@ pub enum Error {
     /// The object itself could not be read again.
     #[error("the object could not be read again: {0}")]
     ReadAgain(#[source] kube::Error),
+    /// What the status tells could not be read.
+    #[error("the stored history could not be read: {0}")]
+    History(#[source] serde_json::Error),
     /// The history could not be written.
     #[error("the status could not be written: {0}")]
     WriteStatus(#[source] kube::Error),
@@ -74,7 +77,7 @@ impl Failure for Error {
             Self::ReadTarget(error) | Self::ReadAgain(error) | Self::WriteStatus(error) | Self::WriteWaiting(error) => {
                 error.class()
             }
-            Self::Discovery(_) => Class::Transient,
+            Self::Discovery(_) | Self::History(_) => Class::Transient,
         }
     }
 }
@@ -128,14 +131,13 @@ impl<T: Transport> TrackedFields<T> {
     /// The object with what is Pending in it for certain: what is offered for the first time may come from a cache that
     /// does not show yet what another replica delivered. None where another pass has to look at it.
     async fn certain(&self, key: &Key, object: Arc<TrackedField>) -> Result<Option<Arc<TrackedField>>, Error> {
-        if self.outbox.holds(key) || !object.history().iter().any(Entry::is_pending) {
+        if self.outbox.holds(key) || !object.history().map_err(Error::History)?.iter().any(Entry::is_pending) {
             return Ok(Some(object));
         }
         self.read_again(key, &object).await
     }
 
-    /// The object as it now stands. None if somebody changed what a pass goes by: the watch shows that, and wakes another
-    /// pass.
+    /// The object as it now stands. None if somebody changed what a pass goes by: the next pass has it.
     async fn read_again(&self, key: &Key, object: &TrackedField) -> Result<Option<Arc<TrackedField>>, Error> {
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
         let requested = |object: &TrackedField| object.annotations().get(REQUESTED_AT).cloned();
@@ -172,7 +174,7 @@ impl<T: Transport> TrackedFields<T> {
                 max_age: self.terms.max_age,
                 now: Timestamp::now(),
             };
-            let before = object.history();
+            let before = object.history().map_err(Error::History)?;
             let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
             if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
                 // What was sent stood in a status: this one is older, and would be none the wiser.
@@ -188,7 +190,7 @@ impl<T: Transport> TrackedFields<T> {
                 continue;
             }
             if changes.changed {
-                let status = Kept::try_from(&*changes.history);
+                let status = StoredHistory::try_from(&*changes.history);
                 let status = status.map_err(|error| Error::WriteStatus(kube::Error::SerdeError(error)))?;
                 match apply::status(&api, MANAGER, object.as_ref(), &status).await {
                     Ok(written) => object = self.written.wrote(key, written),
@@ -225,7 +227,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         if tracked.as_ref().is_err_and(|untracked| untracked.waiting.ends_tracking()) {
             self.unfollow(&key);
         }
-        let Some(object) = self.certain(&key, object).await? else { return Ok(Outcome::Done) };
+        let Some(object) = self.certain(&key, object).await? else { return Ok(Outcome::Waiting) };
         let point_key = Key::new(&key.namespace, &object.spec.contact_point);
         let point = self.points.get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
         let suspended = object.spec.suspend.unwrap_or_default();
@@ -233,13 +235,13 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
 
         let outcomes = self.outbox.outcomes(&key);
         let Some((object, history)) = self.record(&key, object, &outcomes, held).await? else {
-            return Ok(Outcome::Done);
+            return Ok(Outcome::Waiting);
         };
         // Offered before the outcomes are given back: the line goes on with what the status now says.
         if suspended {
             self.outbox.withdraw(&key, false);
         } else {
-            self.outbox.offer(&point_key, &object);
+            self.outbox.offer(&point_key, Offer::of(&object).map_err(Error::History)?);
         }
         self.outbox.recorded(&key, &outcomes);
 

@@ -20,10 +20,13 @@ use crate::runtime::{Key, apply};
 impl<T: Transport> TrackedFields<T> {
     /// Events and metrics of what a pass wrote.
     pub(super) fn tell(&self, object: &TrackedField, changes: &Changes) {
-        for failed in &changes.failed {
-            let reason = failed.reason.as_deref().unwrap_or_default();
-            let value = failed.value.as_deref().unwrap_or("(no value)");
-            let note = format!("{} {value}: not delivered: {reason}", failed.action);
+        if let Some((last, others)) = changes.failed.split_last() {
+            let reason = last.reason.as_deref().unwrap_or_default();
+            let value = last.value.as_deref().unwrap_or("(no value)");
+            let note = match others.len() {
+                0 => format!("{} {value}: not delivered: {reason}", last.action),
+                others => format!("{} {value}, and {others} before it: not delivered: {reason}", last.action),
+            };
             self.events.warning(object.object_ref(&()), "Notify", "DeliveryFailed", note);
         }
         self.metrics.entries_expired(changes.expired as u64);

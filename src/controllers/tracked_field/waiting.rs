@@ -94,12 +94,13 @@ impl Waiting {
         match self {
             Self::TargetNotFound { target } => format!("{target} does not exist; it is told of once it does"),
             Self::Forbidden { resource, message } => format!(
-                "{message}; grant it with a ClusterRole labelled quartermaster.dev/aggregate-to-tracker: \"true\" whose \
+                "{}; grant it with a ClusterRole labelled quartermaster.dev/aggregate-to-tracker: \"true\" whose \
                  rule is apiGroups: [{:?}], resources: [{:?}], verbs: [get, list, watch]",
+                brief(message),
                 resource.api_version.split_once('/').map_or("", |(group, _)| group),
                 resource.plural
             ),
-            Self::TargetUnreadable(message) => format!("{message}; it is tried again"),
+            Self::TargetUnreadable(message) => format!("{}; it is tried again", brief(message)),
             Self::ResourceMismatch(message) | Self::Field { message, .. } => message.clone(),
             Self::TemplateInvalid(message) => {
                 format!("spec.template: {message}; until it is mended messages are the default ones")
@@ -119,6 +120,11 @@ impl Waiting {
             Self::DeliveryFailing { name, message } => format!("{name:?}: {message}; it is tried again"),
         }
     }
+}
+
+/// The apiserver's words, up to 512 bytes of them.
+fn brief(words: &str) -> &str {
+    &words[..words.floor_char_boundary(512)]
 }
 
 impl fmt::Display for Waiting {

@@ -49,7 +49,7 @@ impl Lines {
                     concerned.point |= line.taken(&sent);
                 }
             }
-            Err(Failure::Rejected { message, carried }) if !request.items.is_empty() => {
+            Err(Failure::Rejected { message, carried }) if !request.picks.is_empty() => {
                 let refusal = Refusal { message, carried, patience, now };
                 self.rejected(point, request, refusal, current, &mut concerned);
             }
@@ -84,13 +84,13 @@ impl Lines {
             self.ground(point);
             return;
         }
-        let first = &request.items[0];
+        let first = &request.picks[0];
         if carried > 1 {
             line.singly = carried;
             line.batch = None;
             self.ground(point);
-        } else if !request.plain && first.template.is_some() {
-            line.batch = Some(Batch { items: vec![first.clone()], plain: true });
+        } else if !request.plain && first.object.spec.template.is_some() {
+            line.batch = Some(Batch { picks: vec![first.clone()], plain: true });
         } else {
             self.settle(point, request, 1, &Outcome::Failed { reason: message }, concerned);
         }
@@ -102,9 +102,9 @@ impl Lines {
 
     /// The first `count` entries of the request have an outcome; the rest of it was not carried.
     fn settle(&mut self, point: &Key, request: &Request, count: usize, outcome: &Outcome, concerned: &mut Concerned) {
-        for item in request.items.iter().take(count) {
-            self.flights.settle(item, outcome);
-            concerned.fields.push(item.field());
+        for pick in request.picks.iter().take(count) {
+            self.flights.settle(pick, outcome);
+            concerned.fields.push(pick.field.clone());
         }
         concerned.fields.sort();
         concerned.fields.dedup();

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::line::Pick;
 use crate::controllers::tracked_field::history::Outcome;
-use crate::notify::Item;
 use crate::runtime::Key;
 
 /// By `TrackedField`: while one of its entries is in flight, no line takes another one.
@@ -18,14 +18,14 @@ struct Flying {
 }
 
 impl Flights {
-    pub(super) fn take_off(&mut self, line: &Key, item: &Item) {
-        let id = item.entry.id.clone().unwrap_or_default();
-        self.0.entry(item.field()).or_default().push(Flying { id, line: line.clone(), outcome: None });
+    pub(super) fn take_off(&mut self, line: &Key, Pick { field, id, .. }: &Pick) {
+        let flying = Flying { id: id.to_string(), line: line.clone(), outcome: None };
+        self.0.entry(field.clone()).or_default().push(flying);
     }
 
-    pub(super) fn settle(&mut self, item: &Item, outcome: &Outcome) {
-        let flying = self.0.get_mut(&item.field()).into_iter().flatten();
-        for entry in flying.filter(|entry| Some(&entry.id) == item.entry.id.as_ref()) {
+    pub(super) fn settle(&mut self, Pick { field, id, .. }: &Pick, outcome: &Outcome) {
+        let flying = self.0.get_mut(field).into_iter().flatten();
+        for entry in flying.filter(|entry| *entry.id == **id) {
             entry.outcome = Some(outcome.clone());
         }
     }

@@ -8,7 +8,8 @@ use tokio::sync::Notify;
 
 use super::{Patience, Standing};
 use crate::api::TrackedField;
-use crate::notify::{Endpoint, Failure, Item, LONGEST_PAUSE, Sent, StopReason};
+use crate::controllers::tracked_field::history;
+use crate::notify::{Endpoint, Failure, LONGEST_PAUSE, Sent, StopReason};
 use crate::runtime::Key;
 use crate::runtime::backoff::Series;
 
@@ -57,15 +58,35 @@ pub(super) enum Gate {
 }
 
 /// What waits of one `TrackedField`.
-pub(super) struct Offer {
+pub struct Offer {
     pub(super) object: Arc<TrackedField>,
     /// What is pending in it, oldest first.
-    pub(super) ids: Vec<Box<str>>,
+    pub(super) ids: Vec<Arc<str>>,
+}
+
+impl Offer {
+    /// What is pending in `object`.
+    ///
+    /// # Errors
+    /// Those of [`TrackedField::history`].
+    pub fn of(object: &Arc<TrackedField>) -> serde_json::Result<Self> {
+        let history = object.history()?;
+        let ids = history::pending(&history).filter_map(|(entry, _)| entry.id.as_deref().map(Arc::from)).collect();
+        Ok(Self { object: Arc::clone(object), ids })
+    }
+}
+
+/// An entry that a request is made of.
+#[derive(Clone, Debug)]
+pub(super) struct Pick {
+    pub(super) field: Key,
+    pub(super) object: Arc<TrackedField>,
+    pub(super) id: Arc<str>,
 }
 
 #[derive(Clone)]
 pub(super) struct Batch {
-    pub(super) items: Vec<Item>,
+    pub(super) picks: Vec<Pick>,
     pub(super) plain: bool,
 }
 
@@ -155,13 +176,19 @@ impl Line {
         self.backoff = None;
     }
 
+    /// What is tried again of `field` keeps no older state of it than need be.
+    pub(super) fn renew_batch(&mut self, field: &Key, object: &Arc<TrackedField>) {
+        let picks = self.batch.iter_mut().flat_map(|batch| &mut batch.picks);
+        for pick in picks.filter(|pick| pick.field == *field) {
+            pick.object = Arc::clone(object);
+        }
+    }
+
     /// A request that is tried again is the same one, so that its receiver can tell; unless an entry of it has been
     /// given up in the meantime.
     pub(super) fn still_waits(&self, batch: &Batch) -> bool {
-        batch.items.iter().all(|item| {
-            let offer = self.offers.get(&item.field());
-            offer.is_some_and(|offer| offer.ids.iter().any(|id| Some(&**id) == item.entry.id.as_deref()))
-        })
+        let waits = |pick: &Pick| self.offers.get(&pick.field).is_some_and(|offer| offer.ids.contains(&pick.id));
+        batch.picks.iter().all(waits)
     }
 }
 

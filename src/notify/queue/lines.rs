@@ -1,14 +1,15 @@
 //! What waits, and what is sent next: no clock, no network.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap, HashSet, hash_map};
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::de::Error as _;
 use tokio::sync::Notify;
 
 use super::flights::Flights;
-use super::line::{Batch, FAILING_FROM, Gate, Line, Offer};
+use super::line::{Batch, FAILING_FROM, Gate, Line, Offer, Pick};
 use super::{Stage, Standing};
 use crate::api::TrackedField;
 use crate::controllers::tracked_field::history::{self, Outcome};
@@ -34,11 +35,44 @@ pub struct Lines {
 pub struct Request {
     /// Where.
     pub endpoint: Endpoint,
-    /// What; empty for the test message.
-    pub items: Vec<Item>,
+    /// Of what; of nothing, for the test message.
+    pub(super) picks: Vec<Pick>,
     /// Without any template of a user's.
     pub plain: bool,
     pub(super) edition: u64,
+}
+
+impl Request {
+    /// It is the test message.
+    pub fn is_test(&self) -> bool {
+        self.picks.is_empty()
+    }
+
+    /// The ids of its entries.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.picks.iter().map(|pick| &*pick.id)
+    }
+
+    /// Its entries, with what their messages need to know.
+    ///
+    /// # Errors
+    /// Those of [`TrackedField::history`].
+    pub fn items(&self) -> serde_json::Result<Vec<Item>> {
+        let (mut items, mut opened) = (Vec::with_capacity(self.picks.len()), HashMap::new());
+        for Pick { field, object, id } in &self.picks {
+            let (template, history) = match opened.entry(field) {
+                hash_map::Entry::Occupied(known) => known.into_mut(),
+                hash_map::Entry::Vacant(new) => {
+                    new.insert((object.spec.template.as_deref().map(Arc::<str>::from), object.history()?))
+                }
+            };
+            let (entry, previous) = history::pending(history)
+                .find(|(entry, _)| entry.id.as_deref() == Some(&**id))
+                .ok_or_else(|| serde_json::Error::custom(format!("entry {id} does not wait in it")))?;
+            items.push(Item::of(object, template.clone(), entry, previous));
+        }
+        Ok(items)
+    }
 }
 
 /// What a line is to do now.
@@ -121,8 +155,8 @@ impl Lines {
     }
 
     /// How many more entries wait than before.
-    pub fn offer(&mut self, point: &Key, object: &Arc<TrackedField>) -> i64 {
-        let field = Key::of(object.as_ref());
+    pub fn offer(&mut self, point: &Key, offer: Offer) -> i64 {
+        let field = Key::of(offer.object.as_ref());
         let before = self.take_out(&field);
         let before = before.map_or(0, |(place, waited)| {
             if place != *point {
@@ -131,18 +165,30 @@ impl Lines {
             }
             waited
         });
-        let ids: Vec<_> =
-            history::pending(&object.history()).filter_map(|(entry, _)| entry.id.as_deref().map(Box::from)).collect();
-        let pending = ids.len();
+        let pending = offer.ids.len();
         if pending > 0 {
             let line = self.by_point.entry(point.clone()).or_default();
-            line.offers.insert(field.clone(), Offer { object: Arc::clone(object), ids });
+            line.renew_batch(&field, &offer.object);
+            line.offers.insert(field.clone(), offer);
             self.places.insert(field, point.clone());
         }
         self.abandon_batch(point);
         self.drop_if_idle(point);
         self.notify(point);
         signed(pending) - signed(before)
+    }
+
+    /// `object` is cached: what waits of it in this very state needs no copy of its own.
+    pub fn cached(&mut self, object: &Arc<TrackedField>) {
+        let field = Key::of(object.as_ref());
+        let line = self.places.get(&field).and_then(|place| self.by_point.get_mut(place));
+        let Some(line) = line else { return };
+        if let Some(offer) = line.offers.get_mut(&field)
+            && offer.object.metadata == object.metadata
+        {
+            offer.object = Arc::clone(object);
+            line.renew_batch(&field, object);
+        }
     }
 
     /// Whether anything of `field` waits in a line.
@@ -233,36 +279,36 @@ impl Lines {
         self.ground(point);
         let line = self.by_point.get(point)?;
         let batch = match (&line.batch, line.stage) {
-            _ if line.asks_with_test_message() => Batch { items: Vec::new(), plain: false },
+            _ if line.asks_with_test_message() => Batch { picks: Vec::new(), plain: false },
             (Some(batch), _) => batch.clone(),
-            (_, Gate::Stopped) => Batch { items: self.oldest(line, 1), plain: false },
-            _ => Batch { items: self.oldest(line, if line.singly > 0 { 1 } else { BATCH }), plain: false },
+            (_, Gate::Stopped) => Batch { picks: self.oldest(line, 1), plain: false },
+            _ => Batch { picks: self.oldest(line, if line.singly > 0 { 1 } else { BATCH }), plain: false },
         };
-        if batch.items.is_empty() && line.stage == Gate::Open {
+        if batch.picks.is_empty() && line.stage == Gate::Open {
             return None;
         }
-        for item in &batch.items {
-            self.flights.take_off(point, item);
+        for pick in &batch.picks {
+            self.flights.take_off(point, pick);
         }
         let line = self.by_point.get_mut(point)?;
         let endpoint = line.endpoint.clone()?;
-        let request = Request { endpoint, items: batch.items.clone(), plain: batch.plain, edition: line.edition };
-        line.batch = (!batch.items.is_empty()).then_some(batch);
+        let request = Request { endpoint, picks: batch.picks.clone(), plain: batch.plain, edition: line.edition };
+        line.batch = (!batch.picks.is_empty()).then_some(batch);
         line.sending = true;
         Some(request)
     }
 
     /// The oldest pending entries of a line. Ids are `UUIDv7`: they sort by time.
-    fn oldest(&self, line: &Line, count: usize) -> Vec<Item> {
-        let offers: Vec<_> = self.sendable(line).map(|(_, offer)| offer).collect();
-        let head = |offer: usize, at: usize| offers[offer].ids.get(at).map(|id| Reverse((id, offer, at)));
+    fn oldest(&self, line: &Line, count: usize) -> Vec<Pick> {
+        let offers: Vec<_> = self.sendable(line).collect();
+        let head = |offer: usize, at: usize| offers[offer].1.ids.get(at).map(|id| Reverse((id, offer, at)));
         let mut heads: BinaryHeap<_> = (0..offers.len()).filter_map(|offer| head(offer, 0)).collect();
-        let (mut oldest, mut opened) = (Vec::new(), HashMap::new());
+        let mut oldest = Vec::new();
         while oldest.len() < count
-            && let Some(Reverse((_, offer, at))) = heads.pop()
+            && let Some(Reverse((id, offer, at))) = heads.pop()
         {
-            let items = opened.entry(offer).or_insert_with(|| items(&offers[offer].object, count).into_iter());
-            oldest.extend(items.next());
+            let (field, Offer { object, .. }) = offers[offer];
+            oldest.push(Pick { field: field.clone(), object: Arc::clone(object), id: Arc::clone(id) });
             heads.extend(head(offer, at + 1));
         }
         oldest
@@ -311,13 +357,4 @@ impl Lines {
 
 fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
-}
-
-/// The oldest of what is pending in an object, with what its messages need to know.
-fn items(object: &TrackedField, count: usize) -> Vec<Item> {
-    let template: Option<Arc<str>> = object.spec.template.as_deref().map(Arc::from);
-    history::pending(&object.history())
-        .take(count)
-        .map(|(entry, previous)| Item::of(object, template.clone(), entry, previous))
-        .collect()
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+pub use self::line::Offer;
 use self::lines::Lines;
 use super::{Endpoint, Transport};
 use crate::api::{ContactPoint, TrackedField};
@@ -143,10 +144,15 @@ impl<T: Transport> Outbox<T> {
         self.lines().failing(point)
     }
 
-    /// What is pending in `object` waits in the line of `point`, in place of what was offered for it before.
-    pub fn offer(&self, point: &Key, object: &Arc<TrackedField>) {
-        let change = self.lines().offer(point, object);
+    /// What is pending in an object waits in the line of `point`, in place of what was offered for it before.
+    pub fn offer(&self, point: &Key, offer: Offer) {
+        let change = self.lines().offer(point, offer);
         self.metrics.pending_changed(change);
+    }
+
+    /// `object` is cached: what waits of it in this very state needs no copy of its own.
+    pub fn cached(&self, object: &Arc<TrackedField>) {
+        self.lines().cached(object);
     }
 
     /// Nothing of `field` waits any more: it is gone, or suspended.

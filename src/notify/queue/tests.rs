@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::lines::{Lines, Next, Request};
-use super::{Patience, Stage, Standing};
+use super::{Offer, Patience, Stage, Standing};
 use crate::api::TrackedField;
-use crate::api::tracked_field::{Entry, Kept};
+use crate::api::tracked_field::{Entry, StoredHistory};
 use crate::controllers::tracked_field::history::Outcome;
 use crate::notify::telegram::Chat;
 use crate::notify::webhook::{Hook, Parts};
@@ -51,6 +51,10 @@ fn field(name: &str, entries: &[&str]) -> Arc<TrackedField> {
     Arc::new(serde_json::from_value(object).unwrap())
 }
 
+fn offer(name: &str, entries: &[&str]) -> Offer {
+    Offer::of(&field(name, entries)).unwrap()
+}
+
 fn key(name: &str) -> Key {
     Key::new("n", name)
 }
@@ -69,7 +73,7 @@ impl Line {
     }
 
     fn offer(&mut self, name: &str, entries: &[&str]) -> i64 {
-        self.lines.offer(&key("p"), &field(name, entries))
+        self.lines.offer(&key("p"), offer(name, entries))
     }
 
     fn take(&mut self) -> Option<Request> {
@@ -103,7 +107,7 @@ impl Line {
 }
 
 fn ids(request: &Request) -> Vec<&str> {
-    request.items.iter().map(|item| item.entry.id.as_deref().unwrap()).collect()
+    request.ids().collect()
 }
 
 fn retry(message: &str) -> Failure {
@@ -188,11 +192,11 @@ fn an_object_with_something_in_the_air_moves_to_no_other_line_until_it_has_lande
     line.lines.configure(&key("q"), chat(), Stage::Open);
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.lines.offer(&key("q"), &field("a", &["1"]));
+    line.lines.offer(&key("q"), offer("a", &["1"]));
     assert!(line.take_of("q").is_none(), "it would be sent twice");
     line.taken(&request, 1);
     let outcomes = line.lines.outcomes(&key("a"));
-    line.lines.offer(&key("q"), &field("a", &["1!", "2"]));
+    line.lines.offer(&key("q"), offer("a", &["1!", "2"]));
     line.lines.recorded(&key("a"), &outcomes);
     assert_eq!(ids(&line.take_of("q").unwrap()), ["2"]);
 }
@@ -203,7 +207,7 @@ fn a_test_message_opens_nothing_until_the_status_says_so() {
     line.lines.configure(&key("p"), chat(), Stage::Test);
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    assert!(request.items.is_empty());
+    assert!(request.picks.is_empty());
     assert!(line.taken(&request, 0).point);
     assert_eq!(line.lines.standing(&key("p")), Standing::Taken { migrated_to: None });
     assert!(line.waits());
@@ -227,7 +231,7 @@ fn a_stopped_receiver_is_tried_with_the_oldest_message_or_the_test_message() {
     line.offer("a", &["1!", "2!"]);
     line.now += PATIENCE.stopped;
     let request = line.take().unwrap();
-    assert!(request.items.is_empty());
+    assert!(request.picks.is_empty());
     assert!(line.taken(&request, 0).point);
     line.offer("a", &["3"]);
     assert_eq!(ids(&line.take().unwrap()), ["3"]);
@@ -257,7 +261,7 @@ fn a_rejected_template_is_tried_once_more_without_it() {
     line.lines.configure(&key("p"), templated(), Stage::Open);
     let mut object = field("a", &["1"]).as_ref().clone();
     object.spec.template = Some("{{ value }}".into());
-    line.lines.offer(&key("p"), &Arc::new(object));
+    line.lines.offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
     let rejected = || Failure::Rejected { message: "400".into(), carried: 1 };
     let request = line.take().unwrap();
     assert!(!request.plain);
@@ -376,12 +380,35 @@ fn nothing_is_left_to_do_once_what_was_tried_waits_no_more() {
 }
 
 #[test]
+fn what_is_cached_is_held_once() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let cached = field("a", &["1"]);
+    line.lines.cached(&cached);
+    let request = line.take().unwrap();
+    assert!(Arc::ptr_eq(&request.picks[0].object, &cached));
+    line.answer(&request, Err(retry("refused")));
+
+    // What is tried again keeps no older state, either.
+    let mut newer = cached.as_ref().clone();
+    newer.metadata.resource_version = Some("2".into());
+    let newer = Arc::new(newer);
+    line.lines.cached(&newer);
+    line.now += Duration::from_hours(1);
+    assert!(Arc::ptr_eq(&line.take().unwrap().picks[0].object, &cached), "it may wait for something else");
+    line.answer(&request, Err(retry("refused")));
+    line.lines.offer(&key("p"), Offer::of(&newer).unwrap());
+    line.now += Duration::from_hours(1);
+    assert!(Arc::ptr_eq(&line.take().unwrap().picks[0].object, &newer));
+}
+
+#[test]
 fn what_cannot_be_sent_is_not_counted() {
     let mut line = Line::open();
     let mut nameless = field("a", &["1"]).as_ref().clone();
-    let entries = nameless.history().into_iter().map(|entry| Entry { id: None, ..entry });
-    nameless.status = Some(Kept::try_from(&*entries.collect::<Vec<_>>()).unwrap());
-    assert_eq!(line.lines.offer(&key("p"), &Arc::new(nameless)), 0);
+    let entries = nameless.history().unwrap().into_iter().map(|entry| Entry { id: None, ..entry });
+    nameless.status = Some(StoredHistory::try_from(&*entries.collect::<Vec<_>>()).unwrap());
+    assert_eq!(line.lines.offer(&key("p"), Offer::of(&Arc::new(nameless)).unwrap()), 0);
     assert!(line.waits());
 }
 
@@ -392,7 +419,7 @@ fn an_object_that_moves_away_from_a_receiver_that_is_down_does_not_wait_for_it()
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     line.answer(&request, Err(retry("refused")));
-    line.lines.offer(&key("q"), &field("a", &["1"]));
+    line.lines.offer(&key("q"), offer("a", &["1"]));
     assert_eq!(ids(&line.take_of("q").unwrap()), ["1"]);
 }
 
@@ -429,7 +456,7 @@ fn a_receiver_that_rejected_everything_loses_no_entry_on_being_tried() {
     assert!(line.lines.outcomes(&key("a")).is_empty());
     line.now += PATIENCE.stopped;
     let request = line.take().unwrap();
-    assert!(request.items.is_empty(), "the test message shows as well that it is mended");
+    assert!(request.picks.is_empty(), "the test message shows as well that it is mended");
     assert!(line.taken(&request, 0).point);
     assert_eq!(ids(&line.take().unwrap()), ["1"]);
 }

@@ -66,13 +66,8 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
     // Only now: what came while the pace made us wait goes along.
     let request = outbox.lines().take(point, edition, Instant::now());
     let Some(request) = request else { return };
-    let content = if request.items.is_empty() {
-        Content::Test { namespace: &point.namespace, name: &point.name }
-    } else {
-        Content::Entries(&request.items)
-    };
     let answer = tokio::select! {
-        answer = outbox.transport.send(&request.endpoint, content, request.plain) => answer,
+        answer = ask(outbox, point, &request) => answer,
         () = outbox.ended.cancelled() => return std::future::pending().await,
     };
     report(outbox, point, &request, &answer);
@@ -87,6 +82,17 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
     }
 }
 
+async fn ask<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request) -> Result<Sent, Failure> {
+    let unread = |error| Failure::Retry { message: format!("what waits cannot be read: {error}"), after: None };
+    let items = request.items().map_err(unread)?;
+    let content = if request.is_test() {
+        Content::Test { namespace: &point.namespace, name: &point.name }
+    } else {
+        Content::Entries(&items)
+    };
+    outbox.transport.send(&request.endpoint, content, request.plain).await
+}
+
 fn report<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request, answer: &Result<Sent, Failure>) {
     let kind = match request.endpoint {
         Endpoint::Telegram(_) => Receiver::Telegram,
@@ -98,10 +104,8 @@ fn report<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request, answ
             debug!(namespace, name, entries = sent.taken, "sent");
             outbox.metrics.notified(kind, Notified::Delivered);
             let now = Timestamp::now();
-            for item in request.items.iter().take(sent.taken) {
-                if let Some(age) = item.entry.id.as_deref().and_then(|id| age(id, now)) {
-                    outbox.metrics.notification_latency(age);
-                }
+            for age in request.ids().take(sent.taken).filter_map(|id| age(id, now)) {
+                outbox.metrics.notification_latency(age);
             }
         }
         Err(Failure::Retry { message, after }) => {

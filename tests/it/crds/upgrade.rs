@@ -174,7 +174,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
         let waits = |field: &TrackedField| field.annotations().contains_key("quartermaster.dev/waiting");
         let field = bed.until(&name, "says why it waits", waits).await;
         // A target that is gone meanwhile is news; nothing else is.
-        let history = field.history();
+        let history = field.history().unwrap();
         let new: Vec<_> = history.iter().skip(2).map(|entry| entry.action).collect();
         assert!(new.is_empty() || new == [Action::Deleted], "{name}: {history:?}");
         assert!(history[..2].iter().all(|entry| entry.id.is_none()), "{name}: {history:?}");
@@ -182,7 +182,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
     // What the document's program told is not told again; what it missed is.
     bed.scale("web", 4).await;
     bed.until("good", "goes on", |field: &TrackedField| {
-        let history = field.history();
+        let history = field.history().unwrap();
         let told: Vec<_> = history.iter().filter_map(|entry| entry.value.as_deref()).collect();
         let last = history.last();
         told == ["1", "3", "4"] && last.is_some_and(|last| last.delivery == Some(Delivery::Delivered))
@@ -254,7 +254,7 @@ async fn every_one_can_be_read(client: &Client) {
     let fields = Api::<TrackedField>::all(client.clone()).list(&ListParams::default()).await.unwrap();
     assert_eq!(fields.items.len(), tracked_fields().len());
     for field in fields {
-        let history = field.history();
+        let history = field.history().unwrap();
         let actions: Vec<_> = history.iter().map(|entry| entry.action).collect();
         assert_eq!(actions, [Action::Created, Action::Updated, Action::Deleted]);
         assert!(history.iter().all(|entry| entry.id.is_none() && entry.delivery.is_none()));

@@ -150,7 +150,7 @@ async fn a_status_that_can_never_be_written_is_tried_ever_more_rarely() {
         scene
             .bed
             .until("web", "tells it", |field: &TrackedField| {
-                let entries = field.history();
+                let entries = field.history().unwrap();
                 entries.iter().map(|entry| entry.value.as_deref()).eq(history.iter().copied())
             })
             .await;

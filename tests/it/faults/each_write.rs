@@ -99,7 +99,7 @@ fn assert_told(receiver: &Receiver) {
 }
 
 async fn recorded(bed: &Bed, entries: usize) {
-    let long = |field: &TrackedField| field.history().len() == entries;
+    let long = |field: &TrackedField| field.history().unwrap().len() == entries;
     bed.until("web", &format!("has {entries} entries"), long).await;
 }
 

@@ -41,7 +41,7 @@ impl Ledger {
             while let Some(event) = events.next().await {
                 if let Ok(Event::Apply(field) | Event::InitApply(field)) = event {
                     let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
-                    notes.entry(field.name_any()).or_default().note(field.history());
+                    notes.entry(field.name_any()).or_default().note(field.history().unwrap());
                 }
             }
         });

@@ -202,7 +202,7 @@ impl Bed {
 
     /// The history of a `TrackedField`.
     pub async fn history(&self, name: &str) -> Vec<Entry> {
-        self.api::<TrackedField>().get(name).await.unwrap().history()
+        self.api::<TrackedField>().get(name).await.unwrap().history().unwrap()
     }
 
     /// Waits until the object is as `look` wants it.
@@ -243,11 +243,11 @@ impl Bed {
         let what = format!("tells {told:?}, delivered");
         let field = self
             .until(name, &what, |field: &TrackedField| {
-                let entries = field.history();
+                let entries = field.history().unwrap();
                 self::told(&entries) == told && entries.iter().all(|entry| entry.delivery == Some(Delivery::Delivered))
             })
             .await;
-        field.history()
+        field.history().unwrap()
     }
 
     /// Waits until the annotation that says why it waits begins with `reason`; empty: until there is none.
