@@ -30,12 +30,15 @@ impl Flights {
         }
     }
 
-    /// What has no outcome in that line will have none.
-    pub(super) fn ground(&mut self, line: &Key) {
-        self.0.retain(|_, flying| {
-            flying.retain(|entry| entry.line != *line || entry.outcome.is_some());
-            !flying.is_empty()
-        });
+    /// What has no outcome in that line will have none. Gives the `TrackedField`s of which nothing flies any more.
+    pub(super) fn ground(&mut self, line: &Key) -> Vec<Key> {
+        self.0
+            .extract_if(|_, flying| {
+                flying.retain(|entry| entry.line != *line || entry.outcome.is_some());
+                flying.is_empty()
+            })
+            .map(|(field, _)| field)
+            .collect()
     }
 
     /// These outcomes are recorded. Gives the lines of their entries.

@@ -316,8 +316,14 @@ impl Lines {
 
     /// What is in flight from `point` without an outcome is not, any more; unless its answer is still to come.
     pub(super) fn ground(&mut self, point: &Key) {
-        if !self.by_point.get(point).is_some_and(|line| line.sending) {
-            self.flights.ground(point);
+        if self.by_point.get(point).is_some_and(|line| line.sending) {
+            return;
+        }
+        for field in self.flights.ground(point) {
+            // What waits of it may be in another line by now.
+            if let Some(place) = self.places.get(&field) {
+                self.notify(place);
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt;
 use serde_json::json;
 
 use super::lines::{Lines, Next, Request};
@@ -377,6 +378,28 @@ fn nothing_is_left_to_do_once_what_was_tried_waits_no_more() {
     line.answer(&request, Err(retry("refused")));
     line.now += PATIENCE.stopped;
     assert!(matches!(line.lines.next(&key("p"), line.now), Next::Wait(None)));
+}
+
+#[test]
+fn an_object_that_moved_away_in_mid_request_is_sent_as_soon_as_that_failed() {
+    for answer in [
+        Err(retry("503")),
+        Err(Failure::Stop { reason: StopReason::Unauthorized, message: "401".into() }),
+        Err(Failure::Rejected { message: "413".into(), carried: 2 }),
+        Ok(Sent { taken: 1, migrated_to: None }),
+    ] {
+        let mut line = Line::open();
+        let changed = line.lines.configure(&key("q"), chat(), Stage::Open).unwrap();
+        line.offer("a", &["1"]);
+        line.offer("b", &["2"]);
+        let request = line.take().unwrap();
+        line.lines.offer(&key("q"), offer("b", &["2"]));
+        changed.notified().now_or_never().unwrap();
+        assert!(line.take_of("q").is_none(), "it would be sent twice");
+        line.answer(&request, answer);
+        assert!(changed.notified().now_or_never().is_some(), "nobody else wakes that line");
+        assert_eq!(ids(&line.take_of("q").unwrap()), ["2"]);
+    }
 }
 
 #[test]
