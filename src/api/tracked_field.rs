@@ -69,7 +69,7 @@ pub struct TrackedFieldSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 8192))]
     pub template: Option<String>,
-    /// How many delivered entries the history keeps, 1 to 200; 50 unless given.
+    /// How many entries that are delivered or failed the history keeps, 1 to 200; 50 unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 200))]
     pub history_limit: Option<i64>,

@@ -15,7 +15,7 @@ pub type Listen = Vec<SocketAddr>;
 
 /// `500ms`, `9s`, `1h30m`: more than nothing.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "write a number with a unit, such as 500ms, 9s, 5m or 1h30m".to_owned();
+    let wrong = || "write a number above 0 with a unit, such as 500ms, 9s, 5m or 1h30m".to_owned();
     let span: SignedDuration = text.parse().map_err(|_| wrong())?;
     Duration::try_from(span).ok().filter(|span| !span.is_zero()).ok_or_else(wrong)
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use kube::ResourceExt;
+use kube::runtime::reflector::{ObjectRef, Store};
 
 use super::contact_point::{self, ContactPoints, endpoint::Source};
 use super::tracked_field::tracker::Tracker;
@@ -77,7 +78,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
 
     let told_of_point = {
         let (controller, trigger) = (Arc::clone(&contact_points), points.trigger.clone());
-        let (fields, dependants) = (fields.store.clone(), fields.trigger.clone());
+        let (all, fields, dependants) = (points.store.clone(), fields.store.clone(), fields.trigger.clone());
         move |touched: Touched<ContactPoint>, all_seen: bool| {
             let point = match touched {
                 // Told of again once all have been seen.
@@ -92,9 +93,8 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
                     point
                 }
             };
-            // Whoever sends there waits for it, or has to say that it is gone.
             for field in fields.state() {
-                if field.namespace() == point.namespace() && field.spec.contact_point == point.name_any() {
+                if concerns(&point, &field, &all) {
                     dependants.wake(&Key::of(field.as_ref()));
                 }
             }
@@ -126,6 +126,14 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let points_settled = vec![points.phase.clone()];
     manager.control(points, contact_points, Vec::new(), told_of_point)?;
     manager.control(fields, tracked_fields, points_settled, told_of_field)
+}
+
+/// Whoever sends there waits for it, or has to say that it is gone; whoever names a contact point that there is not
+/// names the nearest instead.
+fn concerns(point: &ContactPoint, field: &TrackedField, points: &Store<ContactPoint>) -> bool {
+    let (name, namespace) = (&field.spec.contact_point, field.namespace().unwrap_or_default());
+    point.namespace().is_some_and(|its| its == namespace)
+        && (*name == point.name_any() || points.get(&ObjectRef::new(name).within(&namespace)).is_none())
 }
 
 fn sender(manager: &Manager) -> client::Config {

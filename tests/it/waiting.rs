@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
+use kube::ResourceExt;
 use kube::api::PostParams;
 use quartermaster::api::tracked_field::Delivery;
 use quartermaster::api::{ContactPoint, TrackedField};
@@ -194,6 +195,15 @@ async fn contact_points_that_come_and_go() {
     bed.waiting("it", "ContactPointNotFound: \"hook\" not found").await;
     bed.scale("web", 3).await;
     pending(1).await;
+    // The nearest name comes and goes, too.
+    bed.webhook("hooks", &other.url()).await;
+    bed.waiting("it", "ContactPointNotFound: \"hook\" not found; there is \"hooks\"").await;
+    bed.delete::<ContactPoint>("hooks").await;
+    bed.until("it", "names none", |field: &TrackedField| {
+        let waiting = field.annotations().get("quartermaster.dev/waiting");
+        waiting.is_some_and(|words| words == "ContactPointNotFound: \"hook\" not found")
+    })
+    .await;
     bed.webhook("hook", &other.url()).await;
     wanted.push(("Updated", Some("3")));
     bed.delivered("it", &wanted).await;
@@ -227,6 +237,8 @@ async fn suspended_records_and_sends_later() {
 
     // One field.
     bed.patch::<TrackedField>("it", json!({ "spec": { "suspend": true } })).await;
+    bed.waiting("it", "Suspended: changes are recorded").await;
+    bed.event("it", "Suspended").await;
     bed.scale("web", 2).await;
     bed.scale("web", 3).await;
     bed.delivered("marker", &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))]).await;

@@ -206,7 +206,7 @@ impl<T: Transport> TrackedFields<T> {
             }
             changes.merged += seen.merged;
             seen.recorded();
-            self.tell(&object, &changes);
+            self.tell(&object, &before, &changes);
             return Ok(Some((object, changes.history)));
         }
     }

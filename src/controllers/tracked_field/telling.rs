@@ -18,8 +18,8 @@ use crate::notify::Transport;
 use crate::runtime::{Key, apply};
 
 impl<T: Transport> TrackedFields<T> {
-    /// Events and metrics of what a pass wrote.
-    pub(super) fn tell(&self, object: &TrackedField, changes: &Changes) {
+    /// Events and metrics of what a pass wrote, and of what stood there before.
+    pub(super) fn tell(&self, object: &TrackedField, before: &[Entry], changes: &Changes) {
         if let Some((last, others)) = changes.failed.split_last() {
             let reason = last.reason.as_deref().unwrap_or_default();
             let value = last.value.as_deref().unwrap_or("(no value)");
@@ -32,11 +32,11 @@ impl<T: Transport> TrackedFields<T> {
         self.metrics.entries_expired(changes.expired as u64);
         if changes.merged > 0 {
             self.metrics.entries_merged(changes.merged as u64);
-            let note = format!(
-                "{} changes that wait to be sent were joined with their neighbours: the outbox is full",
-                changes.merged
-            );
-            self.events.warning(object.object_ref(&()), "Record", "EntriesMerged", note);
+            // Once, for as long as something joined waits.
+            if !before.iter().any(|entry| entry.is_pending() && entry.merged.is_some()) {
+                let note = "changes that wait to be sent are joined with their neighbours: the outbox is full";
+                self.events.warning(object.object_ref(&()), "Record", "EntriesMerged", note.into());
+            }
         }
     }
 
@@ -79,7 +79,11 @@ impl<T: Transport> TrackedFields<T> {
         point: Option<&ContactPoint>,
     ) -> Option<Waiting> {
         let pending = history.iter().any(Entry::is_pending);
-        let of_point = self.point_trouble(key, object, pending, point);
+        let of_point = if object.spec.suspend.unwrap_or_default() {
+            Some(Waiting::Suspended)
+        } else {
+            self.point_trouble(key, object, pending, point)
+        };
         if of_point.is_some() && pending {
             return of_point;
         }
@@ -126,7 +130,11 @@ impl<T: Transport> TrackedFields<T> {
                 return Some(left);
             }
         }
-        self.events.warning(regarding.clone(), "Wait", waiting.reason(), waiting.message());
+        let (regarding, reason, message) = (regarding.clone(), waiting.reason(), waiting.message());
+        match waiting {
+            Waiting::Suspended => self.events.normal(regarding, "Wait", reason, message),
+            _ => self.events.warning(regarding, "Wait", reason, message),
+        }
         told.insert(key.clone(), (waiting, now));
         Some(self.terms.renew_event)
     }

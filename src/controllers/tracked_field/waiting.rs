@@ -44,6 +44,8 @@ pub enum Waiting {
         /// The target's namespace; empty for a cluster-scoped one.
         namespace: String,
     },
+    /// It is suspended itself.
+    Suspended,
     /// There is no such contact point.
     ContactPointNotFound {
         /// Its name.
@@ -83,6 +85,7 @@ impl Waiting {
             Self::Field { reason, .. } => reason,
             Self::TemplateInvalid(_) => "TemplateInvalid",
             Self::OutOfScope { .. } => "OutOfScope",
+            Self::Suspended => "Suspended",
             Self::ContactPointNotFound { .. } => "ContactPointNotFound",
             Self::ContactPointNotReady { .. } => "ContactPointNotReady",
             Self::DeliveryFailing { .. } => "DeliveryFailing",
@@ -112,6 +115,7 @@ impl Waiting {
             Self::OutOfScope { namespace } => {
                 format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
             }
+            Self::Suspended => "changes are recorded, and sent once spec.suspend is false".into(),
             Self::ContactPointNotFound { name, nearest: Some(nearest) } => {
                 format!("{name:?} not found; there is {nearest:?}")
             }

@@ -137,7 +137,10 @@ impl Line {
                 } else {
                     // The next failure is too far away to wait for.
                     self.failures = self.failures.max(FAILING_FROM);
-                    (Standing::Retrying(format!("{message} (it asks to wait {} s)", asked.as_secs())), delay.max(asked))
+                    (
+                        Standing::Retrying(format!("{message} (not before {} s have passed)", asked.as_secs())),
+                        delay.max(asked),
+                    )
                 }
             }
             Failure::Stop { reason, message } => {

@@ -533,7 +533,7 @@ fn a_long_pause_is_told_of_at_once_and_a_mended_receiver_that_has_another_troubl
     let after = Some(Duration::from_hours(1));
     let concerned = line.answer(&request, Err(Failure::Retry { message: "too many requests".into(), after }));
     assert_eq!((concerned.point, concerned.fields), (true, vec![key("a")]));
-    assert_eq!(line.lines.failing(&key("p")).unwrap(), "too many requests (it asks to wait 3600 s)");
+    assert_eq!(line.lines.failing(&key("p")).unwrap(), "too many requests (not before 3600 s have passed)");
 
     let mut line = Line::open();
     line.offer("a", &["1"]);

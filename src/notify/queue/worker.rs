@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use jiff::Timestamp;
 use tokio::sync::Notify;
-use tracing::{debug, error, info, warn};
+use tracing::{Instrument, debug, error, info, info_span, warn};
 use uuid::Uuid;
 
 use super::Outbox;
@@ -66,8 +66,9 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
     // Only now: what came while the pace made us wait goes along.
     let request = outbox.lines().take(point, edition, Instant::now());
     let Some(request) = request else { return };
+    let span = info_span!("send", namespace = &*point.namespace, name = &*point.name);
     let answer = tokio::select! {
-        answer = ask(outbox, point, &request) => answer,
+        answer = ask(outbox, point, &request).instrument(span) => answer,
         () = outbox.ended.cancelled() => return std::future::pending().await,
     };
     report(outbox, point, &request, &answer);

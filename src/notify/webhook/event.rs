@@ -214,7 +214,7 @@ fn json<T: Serialize + ?Sized>(data: &T) -> Vec<u8> {
 }
 
 fn logged(rendered: Result<String, String>) -> Option<String> {
-    rendered.inspect_err(|error| tracing::debug!(error, "the body template failed: the event's own data is sent")).ok()
+    rendered.inspect_err(|error| tracing::warn!(error, "the body template failed: the event's own data is sent")).ok()
 }
 
 /// The same entries have the same id, so that a receiver can tell a repeated digest.

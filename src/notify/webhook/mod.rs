@@ -204,7 +204,9 @@ fn understand(status: u16, after: Option<Duration>, said: &str, taken: usize) ->
             StopReason::Redirected,
             format!("the endpoint answered with a redirect ({status}), which is not followed; give the final URL"),
         ),
-        401 => stop(StopReason::Unauthorized, format!("the endpoint does not accept the token ({said})")),
+        401 => {
+            stop(StopReason::Unauthorized, format!("the endpoint accepts no message without a valid token ({said})"))
+        }
         403 => stop(StopReason::Forbidden, format!("the endpoint refuses us ({said})")),
         404 => stop(StopReason::NotFound, format!("there is nothing at this URL ({said})")),
         408 | 429 | 500.. => Err(Failure::Retry { message: format!("the endpoint is in trouble ({said})"), after }),

@@ -55,6 +55,7 @@ fn waiting() -> Vec<&'static str> {
         Waiting::ResourceMismatch(name()),
         Waiting::TemplateInvalid(name()),
         Waiting::OutOfScope { namespace: name() },
+        Waiting::Suspended,
         Waiting::ContactPointNotFound { name: name(), nearest: None },
         Waiting::ContactPointNotReady { name: name(), because: name() },
         Waiting::DeliveryFailing { name: name(), message: name() },
@@ -70,6 +71,7 @@ fn waiting() -> Vec<&'static str> {
         | Waiting::ResourceMismatch(_)
         | Waiting::TemplateInvalid(_)
         | Waiting::OutOfScope { .. }
+        | Waiting::Suspended
         | Waiting::Field { .. }
         | Waiting::ContactPointNotFound { .. }
         | Waiting::ContactPointNotReady { .. }
