@@ -128,7 +128,10 @@ impl Secrets {
         let message = if error.is_timeout() {
             format!("no answer within {} s", timeout.as_secs_f64())
         } else if error.is_connect() {
-            format!("cannot connect: {}", self.redact(&cause.to_string()))
+            let cause = cause.to_string();
+            let hint =
+                if cause.contains("InvalidContentType") { "; it speaks no TLS there: write http://" } else { "" };
+            format!("cannot connect: {}{hint}", self.redact(&cause))
         } else {
             format!("the connection failed: {}", self.redact(&cause.to_string()))
         };

@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tokio::sync::mpsc;
-use tracing::warn;
+use tracing::{debug, warn};
 
 /// How many Events may wait to be written; beyond that they are dropped and counted in a log line.
 const WAITING: usize = 1024;
@@ -39,7 +39,10 @@ impl Events {
             while let Some(event) = waiting.recv().await {
                 let api = Api::namespaced(client.clone(), event.metadata.namespace.as_deref().unwrap_or("default"));
                 if let Err(error) = api.create(&PostParams::default(), event.as_ref()).await {
-                    // A namespace that is going takes no Events.
+                    if is_going(&error) {
+                        debug!(reason = event.reason, "an Event was not written: its namespace is being deleted");
+                        continue;
+                    }
                     warn!(reason = event.reason, error = &error as &dyn std::error::Error, "an Event was not written");
                 }
             }
@@ -84,6 +87,13 @@ impl Events {
             warn!(reason, "an Event was dropped: too many wait to be written");
         }
     }
+}
+
+/// Whether a namespace that is being deleted, or is gone, refuses to take anything new.
+fn is_going(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// The beginning of `text` in at most `most` bytes, in whole characters.

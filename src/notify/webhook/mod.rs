@@ -133,12 +133,16 @@ impl fmt::Debug for Hook {
     }
 }
 
-/// http or https, with a host, without credentials.
+/// http or https, with a host, without credentials, spaces and fragment.
 fn parse_url(text: &str) -> Result<reqwest::Url, String> {
     if text.trim().len() != text.len() {
         return Err(
             "the URL begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`".into()
         );
+    }
+    // They would be taken out, or be sent as %20: to another path than was meant.
+    if text.contains(|char: char| char.is_whitespace() || char.is_control()) {
+        return Err("the URL holds a space or a control character; write %20 for a space".into());
     }
     let url: reqwest::Url = text.parse().map_err(|error| format!("not a URL ({error}); write http:// or https://"))?;
     if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
@@ -146,6 +150,9 @@ fn parse_url(text: &str) -> Result<reqwest::Url, String> {
     }
     if !url.username().is_empty() || url.password().is_some() {
         return Err("credentials in a URL are not sent; use apiToken and headerName".into());
+    }
+    if url.fragment().is_some() {
+        return Err("what stands after # in a URL is not sent; remove it, or write %23".into());
     }
     Ok(url)
 }
