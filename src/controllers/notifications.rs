@@ -53,7 +53,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let hub = WatchHub::new(
         manager.client.clone(),
         manager.scope.clone(),
-        manager.watches.clone(),
+        manager.others.clone(),
         Arc::clone(&tracker) as _,
         manager.metrics.clone(),
         manager.tasks.clone(),

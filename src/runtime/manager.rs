@@ -37,6 +37,9 @@ use crate::registry::{self, Kind};
 /// How many passes of one controller run at once.
 const CONCURRENCY: u16 = 16;
 
+/// How many objects a list holds at once. A history may be several hundred KiB long.
+const PAGE: u32 = 100;
+
 /// What the controllers are built with, and where they are handed in.
 pub struct Manager {
     /// The flags.
@@ -45,8 +48,10 @@ pub struct Manager {
     pub client: Client,
     /// Whether this replica leads.
     pub fence: Fence,
-    /// How to watch.
+    /// How to watch what is ours.
     pub watches: watcher::Config,
+    /// How to watch what is others'.
+    pub others: watcher::Config,
     /// What part of the cluster is served.
     pub scope: Scope,
     /// What is counted.
@@ -111,8 +116,9 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let fence = if config.leader_elect { Fence::shut() } else { Fence::open() };
     let client = client::main(kubernetes.clone(), fence.clone(), metrics.clone(), &config.timings)?;
-    let watches = tokio::select! {
-        watches = how_to_watch(&client, &config.timings) => watches,
+    let watches = how_to_watch(&config.timings);
+    let others = tokio::select! {
+        others = how_to_watch_others(&client, &watches, &config.timings) => others,
         () = stop.cancelled() => return Ok(()),
     };
     let mut manager = Manager {
@@ -127,6 +133,7 @@ pub async fn run(
         fence,
         client,
         watches,
+        others,
         metrics,
         health,
         config,
@@ -139,15 +146,21 @@ pub async fn run(
     tasks.supervise(&end, lead).await
 }
 
-/// Streamed lists spare memory; the apiserver is asked until it answers.
-async fn how_to_watch(client: &Client, timings: &Timings) -> watcher::Config {
+/// How to watch what is ours. Its lists are of the newest state: kube asks for a streamed one with `resourceVersion=0`,
+/// which an apiserver that lags behind the others may answer with the past, and then what was told seems to wait again.
+fn how_to_watch(timings: &Timings) -> watcher::Config {
     let seconds = u32::try_from(timings.watch_timeout.as_secs()).unwrap_or(u32::MAX).max(1);
-    let watches = watcher::Config { timeout: Some(seconds), ..watcher::Config::default() };
+    watcher::Config { timeout: Some(seconds), page_size: Some(PAGE), ..watcher::Config::default() }
+}
+
+/// How to watch what is others': streamed lists spare memory, and who looks at the past asks again before it acts on it.
+/// The apiserver is asked until it answers.
+async fn how_to_watch_others(client: &Client, watches: &watcher::Config, timings: &Timings) -> watcher::Config {
     let mut backoff = Policy { min: Duration::from_millis(200), max: timings.api_timeout }.series();
     loop {
         match client::streaming_lists_supported(client).await {
-            Ok(true) => return watches.streaming_lists(),
-            Ok(false) => return watches,
+            Ok(true) => return watches.clone().streaming_lists(),
+            Ok(false) => return watches.clone(),
             Err(error) => warn!(error = &error as &dyn std::error::Error, "waiting for the apiserver"),
         }
         tokio::time::sleep(backoff.next_delay()).await;
