@@ -83,7 +83,11 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
                 // Told of again once all have been seen.
                 Touched::Present(_) if !all_seen => return,
                 Touched::Present(point) => {
-                    trigger.wake(&Key::of(point.as_ref()));
+                    // Our own write is news to those who send there only.
+                    let key = Key::of(point.as_ref());
+                    if !controller.written.knows(&key, &point) {
+                        trigger.wake(&key);
+                    }
                     point
                 }
                 Touched::Gone(point) => {
