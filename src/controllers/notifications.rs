@@ -79,23 +79,20 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         let (controller, trigger) = (Arc::clone(&contact_points), points.trigger.clone());
         let (fields, dependants) = (fields.store.clone(), fields.trigger.clone());
         move |touched: Touched<ContactPoint>, all_seen: bool| {
-            let point = match touched {
+            let (point, gone) = match touched {
                 // Told of again once all have been seen.
                 Touched::Present(_) if !all_seen => return,
-                Touched::Present(point) => {
-                    // Our own write is news to those who send there only.
-                    let key = Key::of(point.as_ref());
-                    if !controller.written.knows(&key, &point) {
-                        trigger.wake(&key);
-                    }
-                    point
-                }
-                Touched::Gone(point) => {
-                    controller.gone(&Key::of(point.as_ref()));
-                    trigger.wake(&Key::of(point.as_ref()));
-                    point
-                }
+                Touched::Present(point) => (point, false),
+                Touched::Gone(point) => (point, true),
             };
+            let key = Key::of(point.as_ref());
+            if gone {
+                controller.gone(&key);
+            }
+            // Our own write is news to those who send there only.
+            if gone || !controller.written.knows(&key, &point) {
+                trigger.wake(&key);
+            }
             // Whoever sends there waits for it, or has to say that it is gone.
             for field in fields.state() {
                 if field.namespace() == point.namespace() && field.spec.contact_point == point.name_any() {

@@ -86,16 +86,18 @@ pub struct Watched<K: Resource<DynamicType = ()> + Clone + 'static> {
 pub struct Phase(watch::Receiver<State>);
 
 impl Phase {
-    /// Why objects of this kind are not served: its CRD is missing or an older one, or it is switched off. None while they
-    /// are, and while that is not known yet. That one of them is not cached then says nothing of whether it exists.
-    pub fn absent(&self) -> Option<String> {
+    /// Why objects of this kind are not served in `namespace`: its CRD is missing or an older one, it is switched off, or
+    /// may not be listed there. None while they are, and while that is not known yet. That one of them is not cached then
+    /// says nothing of whether it exists.
+    pub fn absent(&self, namespace: &str) -> Option<String> {
         match &*self.0.borrow() {
             State::Absent(why) => Some(why.clone()),
+            State::Partly(refused) => refused.get(&None).or_else(|| refused.get(&Some(namespace.to_owned()))).cloned(),
             State::Syncing | State::Synced => None,
         }
     }
 
-    /// Waits until the cache is filled, or the CRD found missing.
+    /// Waits until the cache is filled, as far as that is let in, or the CRD found missing.
     async fn settled(&mut self) {
         // The sender is gone once its last word is said.
         let _ = self.0.wait_for(|phase| *phase != State::Syncing).await;
@@ -351,11 +353,15 @@ mod tests {
     fn a_phase_says_why_its_kind_is_not_served() {
         let (say, phase) = watch::channel(State::Syncing);
         let phase = Phase(phase);
-        assert_eq!(phase.absent(), None, "that is not known yet");
+        assert_eq!(phase.absent("a"), None, "that is not known yet");
         say.send_replace(State::Absent("switched off".into()));
-        assert_eq!(phase.absent().as_deref(), Some("switched off"));
+        assert_eq!(phase.absent("a").as_deref(), Some("switched off"));
+        say.send_replace(State::Partly([(Some("b".into()), "no".into())].into()));
+        assert_eq!((phase.absent("a"), phase.absent("b")), (None, Some("no".into())));
+        say.send_replace(State::Partly([(None, "no".into())].into()));
+        assert_eq!(phase.absent("a").as_deref(), Some("no"));
         say.send_replace(State::Synced);
-        assert_eq!(phase.absent(), None);
+        assert_eq!(phase.absent("a"), None);
     }
 
     #[tokio::test(start_paused = true)]
