@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 use quartermaster::cli::{Cli, Command, Config, VERSION};
 use quartermaster::runtime::tasks::Tasks;
-use quartermaster::runtime::{health, manager, metrics, telemetry};
+use quartermaster::runtime::{BLOCKING_THREADS, client, health, manager, metrics, telemetry};
 use quartermaster::{manifests, registry};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -43,7 +43,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             // gives every thread that allocates an arena of its own. Stacks cost only what of them is used.
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
-                .max_blocking_threads(16)
+                .max_blocking_threads(BLOCKING_THREADS)
                 .enable_all()
                 .build()?;
             let result = runtime.block_on(run(config));
@@ -81,7 +81,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
 
 async fn run(config: Config) -> anyhow::Result<()> {
     let stop = stop_on_signal()?;
-    let kubernetes = kube::Config::infer().await.context("no cluster: neither a kubeconfig nor a Pod's own files")?;
+    let kubernetes = client::cluster().await?;
     let metrics = metrics::Metrics::new();
     let health = health::Health::new();
     let tasks = Tasks::new();

@@ -54,7 +54,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let hub = WatchHub::new(
         manager.client.clone(),
         manager.scope.clone(),
-        manager.watches.clone(),
+        manager.others.clone(),
         Arc::clone(&tracker) as _,
         manager.metrics.clone(),
         manager.tasks.clone(),
@@ -80,19 +80,20 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         let (controller, trigger) = (Arc::clone(&contact_points), points.trigger.clone());
         let (all, fields, dependants) = (points.store.clone(), fields.store.clone(), fields.trigger.clone());
         move |touched: Touched<ContactPoint>, all_seen: bool| {
-            let point = match touched {
+            let (point, gone) = match touched {
                 // Told of again once all have been seen.
                 Touched::Present(_) if !all_seen => return,
-                Touched::Present(point) => {
-                    trigger.wake(&Key::of(point.as_ref()));
-                    point
-                }
-                Touched::Gone(point) => {
-                    controller.gone(&Key::of(point.as_ref()));
-                    trigger.wake(&Key::of(point.as_ref()));
-                    point
-                }
+                Touched::Present(point) => (point, false),
+                Touched::Gone(point) => (point, true),
             };
+            let key = Key::of(point.as_ref());
+            if gone {
+                controller.gone(&key);
+            }
+            // Our own write is news to those who send there only.
+            if gone || !controller.written.knows(&key, &point) {
+                trigger.wake(&key);
+            }
             for field in fields.state() {
                 if concerns(&point, &field, &all) {
                     dependants.wake(&Key::of(field.as_ref()));

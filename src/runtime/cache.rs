@@ -1,6 +1,6 @@
 //! The objects of one of our own kinds, as the watches of the operator's scope show them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -19,8 +19,17 @@ pub struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
 
 struct Shard<K: Resource<DynamicType = ()>> {
     namespace: Option<String>,
-    synced: bool,
+    answer: Answer,
     listed: HashSet<ObjectRef<K>>,
+}
+
+/// What the list of a shard was answered with.
+enum Answer {
+    NotYet,
+    /// It may not be listed, in the apiserver's words.
+    Refused(String),
+    /// It was listed once.
+    Listed,
 }
 
 /// What an event did to the cache.
@@ -40,8 +49,10 @@ where
         let (store, mut writer) = store();
         // A store says that it is ready after one whole list only. Who reads ours waits for the kind's phase instead.
         empty(&mut writer);
-        let shards =
-            shards.into_iter().map(|namespace| Shard { namespace, synced: false, listed: HashSet::new() }).collect();
+        let shards = shards
+            .into_iter()
+            .map(|namespace| Shard { namespace, answer: Answer::NotYet, listed: HashSet::new() })
+            .collect();
         Self { writer, store, shards }
     }
 
@@ -50,15 +61,32 @@ where
         self.store.clone()
     }
 
-    /// Whether every shard has been listed.
-    pub fn synced(&self) -> bool {
-        self.shards.iter().all(|shard| shard.synced)
+    /// Whether every shard has been listed, as far as that is let in: one that is refused holds up no other.
+    pub fn settled(&self) -> bool {
+        self.shards.iter().all(|shard| !matches!(shard.answer, Answer::NotYet))
+    }
+
+    /// The shards that may not be listed, and why.
+    pub fn refused(&self) -> BTreeMap<Option<String>, String> {
+        let refused = self.shards.iter().filter_map(|shard| match &shard.answer {
+            Answer::Refused(why) => Some((shard.namespace.clone(), why.clone())),
+            Answer::NotYet | Answer::Listed => None,
+        });
+        refused.collect()
+    }
+
+    /// Shard number `index` may not be listed. What is known of it stands if it was listed before.
+    pub fn refuse(&mut self, index: usize, why: String) {
+        let answer = &mut self.shards[index].answer;
+        if !matches!(answer, Answer::Listed) {
+            *answer = Answer::Refused(why);
+        }
     }
 
     /// Nothing is known any more: the watches are to begin anew. Everything that was there is gone.
     pub fn clear(&mut self) -> Vec<Touched<K>> {
         for shard in &mut self.shards {
-            shard.synced = false;
+            shard.answer = Answer::NotYet;
             shard.listed.clear();
         }
         let objects = self.store.state();
@@ -101,7 +129,7 @@ where
     /// A shard has been listed: what it held and was not listed is gone.
     fn listed(&mut self, index: usize) -> Vec<Touched<K>> {
         let shard = &mut self.shards[index];
-        shard.synced = true;
+        shard.answer = Answer::Listed;
         let listed = std::mem::take(&mut shard.listed);
         let namespace = shard.namespace.clone();
         let missing: Vec<_> = self
@@ -156,15 +184,34 @@ mod tests {
             cache.apply(index, Event::Init);
             cache.apply(index, Event::InitApply(object(namespace, &format!("{namespace}1"))));
             cache.apply(index, Event::InitApply(object(namespace, &format!("{namespace}2"))));
-            assert!(!cache.synced());
+            assert!(!cache.settled());
             cache.apply(index, Event::InitDone);
         }
-        assert!(cache.synced());
+        assert!(cache.settled());
         cache.apply(0, Event::Init);
         cache.apply(0, Event::InitApply(object("a", "a1")));
         let gone = cache.apply(0, Event::InitDone);
         assert!(matches!(&gone[..], [Touched::Gone(object)] if object.name_any() == "a2"));
         assert_eq!(names(&cache), ["a1", "b1", "b2"]);
+    }
+
+    #[test]
+    fn a_shard_that_is_refused_holds_up_no_other() {
+        let mut cache = Cache::new(vec![Some("a".into()), Some("b".into())]);
+        cache.apply(0, Event::Init);
+        cache.apply(0, Event::InitDone);
+        cache.refuse(0, "too late".into());
+        assert!(!cache.settled());
+        cache.refuse(1, "no".into());
+        assert!(cache.settled());
+        assert_eq!(cache.refused(), [(Some("b".into()), "no".into())].into());
+        cache.apply(1, Event::Init);
+        assert!(cache.settled() && !cache.refused().is_empty(), "it is let in once it has been listed");
+        cache.apply(1, Event::InitApply(object("b", "b1")));
+        cache.apply(1, Event::InitDone);
+        assert!(cache.settled() && cache.refused().is_empty());
+        cache.clear();
+        assert!(!cache.settled());
     }
 
     fn with_uid(name: &str, uid: &str) -> ConfigMap {
@@ -203,9 +250,9 @@ mod tests {
             cache.apply(0, Event::Init);
             assert_eq!(said(&cache.apply(0, Event::InitApply(with_uid("x", "1")))), ["+1"]);
             cache.apply(0, Event::InitDone);
-            assert!(cache.synced() && store.len() == 1);
+            assert!(cache.settled() && store.len() == 1);
             assert_eq!(said(&cache.clear()), ["-1"]);
-            assert!(!cache.synced() && store.is_empty());
+            assert!(!cache.settled() && store.is_empty());
         }
     }
 }

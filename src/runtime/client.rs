@@ -5,10 +5,12 @@ use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use futures::future::BoxFuture;
 use http::header::USER_AGENT;
 use http::{HeaderValue, Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
+use kube::config::Kubeconfig;
 use kube::{Client, Config};
 use tokio::time::{Instant, timeout};
 use tower::{BoxError, Layer, Service};
@@ -40,6 +42,34 @@ pub enum Refused {
 /// when the lease went may have been done.
 pub fn is_not_leading(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(Refused::NotLeading)))
+}
+
+/// The cluster of the kubeconfig, or else the one whose Pod this is.
+///
+/// # Errors
+/// There is neither, or the kubeconfig names a proxy.
+pub async fn cluster() -> anyhow::Result<Config> {
+    let mut config = Config::infer().await.context("no cluster: neither a kubeconfig nor a Pod's own files")?;
+    // kube takes HTTPS_PROXY for the apiserver's proxy too, in a kubeconfig that has none.
+    let proxy = config.proxy_url.take();
+    if proxy.is_some() && Kubeconfig::read().is_ok_and(|kubeconfig| names_a_proxy(&kubeconfig)) {
+        // The URL may hold a password.
+        anyhow::bail!(
+            "the kubeconfig's cluster has a proxy-url, and the apiserver is not reached through a proxy here: give a \
+             kubeconfig without one, whose server is reached directly"
+        );
+    }
+    Ok(config)
+}
+
+/// Whether the cluster of the current context has a `proxy-url` of its own.
+fn names_a_proxy(kubeconfig: &Kubeconfig) -> bool {
+    let current = kubeconfig.current_context.as_deref();
+    let context = kubeconfig.contexts.iter().find(|named| Some(&*named.name) == current);
+    let name = context.and_then(|named| named.context.as_ref()).map(|context| &context.cluster);
+    let cluster = kubeconfig.clusters.iter().find(|named| Some(&named.name) == name);
+    let cluster = cluster.and_then(|named| named.cluster.as_ref());
+    cluster.and_then(|cluster| cluster.proxy_url.as_deref()).is_some_and(|url| !url.is_empty())
 }
 
 /// The client for everything but the lease.
@@ -300,6 +330,24 @@ mod tests {
         server.abort();
         let expected = format!("quartermaster/{VERSION}");
         assert_eq!(*seen.lock().unwrap(), [expected.clone(), expected]);
+    }
+
+    #[rstest]
+    #[case::none("", false)]
+    #[case::empty("proxy-url: ''", false)]
+    #[case::one("proxy-url: http://127.0.0.1:9", true)]
+    fn the_proxy_is_that_of_the_current_context(#[case] proxy: &str, #[case] expected: bool) {
+        let kubeconfig = format!(
+            "current-context: here
+contexts:
+- {{ name: there, context: {{ cluster: other }} }}
+- {{ name: here, context: {{ cluster: ours }} }}
+clusters:
+- {{ name: other, cluster: {{ server: 'https://b', proxy-url: 'http://127.0.0.1:9' }} }}
+- {{ name: ours, cluster: {{ server: 'https://a', {proxy} }} }}
+"
+        );
+        assert_eq!(names_a_proxy(&Kubeconfig::from_yaml(&kubeconfig).unwrap()), expected);
     }
 
     #[rstest]

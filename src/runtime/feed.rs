@@ -71,6 +71,9 @@ where
             match &state {
                 State::Absent(why) => warn!(kind = self.name, why, "the kind is not served"),
                 State::Syncing => info!(kind = self.name, "the kind is listed"),
+                State::Partly(refused) => {
+                    warn!(kind = self.name, ?refused, "the kind is served where it may be listed");
+                }
                 State::Synced => info!(kind = self.name, "the kind is served"),
             }
             self.health.set(self.name, state.clone());
@@ -97,22 +100,36 @@ where
             match told {
                 (index, Told::Shown(event)) => {
                     let _busy = self.watchdog.busy();
-                    let synced = cache.synced();
+                    let settled = cache.settled();
                     for touched in cache.apply(index, event) {
-                        on(touched, synced);
+                        on(touched, settled);
                     }
-                    if cache.synced() && !synced {
-                        cache.store().state().into_iter().for_each(|object| on(Touched::Present(object), true));
-                        self.say(State::Synced);
-                    }
+                    self.settle(cache, settled, on);
                 }
                 (_, Told::Stands) => {}
-                (_, Told::Failed(error)) => {
+                (index, Told::Failed(error)) => {
                     self.metrics.watch_restarted(&format!("{}.{}", K::plural(&()), K::group(&())));
                     warn!(kind = self.name, error = &error as &dyn std::error::Error, "the watch failed; it goes on");
+                    if let Some(refusal) = watching::refusal(&error).filter(|status| status.code == 403) {
+                        let settled = cache.settled();
+                        cache.refuse(index, refusal.message.clone());
+                        self.settle(cache, settled, on);
+                    }
                 }
             }
         }
+    }
+
+    /// Says how far the cache is, which may have been settled `before`.
+    fn settle(&self, cache: &Cache<K>, before: bool, on: &(impl Fn(Touched<K>, bool) + Send + Sync)) {
+        if !cache.settled() {
+            return;
+        }
+        if !before {
+            cache.store().state().into_iter().for_each(|object| on(Touched::Present(object), true));
+        }
+        let refused = cache.refused();
+        self.say(if refused.is_empty() { State::Synced } else { State::Partly(refused) });
     }
 }
 
@@ -129,14 +146,13 @@ mod tests {
     use super::*;
     use crate::runtime::watching::tests::{api, object};
 
-    #[tokio::test(start_paused = true)]
-    async fn an_older_crd_takes_the_objects_away_until_it_is_mended() {
-        let (apis, _) = api(|_, _| (200, vec![object("x", "5")]));
+    /// A feed of these, who tells it of the CRD, and how far it says that it is.
+    fn feed(apis: Vec<Api<ConfigMap>>) -> (Feed<ConfigMap>, watch::Sender<Option<Presence>>, watch::Receiver<State>) {
         let (presence, follow) = watch::channel(None);
-        let (say, mut phase) = watch::channel(State::Syncing);
+        let (say, phase) = watch::channel(State::Syncing);
         let feed = Feed {
             name: "configmap",
-            apis: vec![apis],
+            apis,
             watches: watcher::Config::default(),
             metrics: Metrics::new(),
             health: Health::new(),
@@ -144,9 +160,11 @@ mod tests {
             phase: say,
             presence: follow,
         };
-        let cache = Cache::new(vec![None]);
-        let store = cache.store();
-        let (told, mut tells) = mpsc::unbounded_channel();
+        (feed, presence, phase)
+    }
+
+    fn told() -> (impl Fn(Touched<ConfigMap>, bool) + Send + Sync + 'static, mpsc::UnboundedReceiver<String>) {
+        let (told, tells) = mpsc::unbounded_channel();
         let on = move |touched: Touched<ConfigMap>, all_seen: bool| {
             let words = match touched {
                 Touched::Present(object) => format!("+{} {all_seen}", object.name_any()),
@@ -154,6 +172,32 @@ mod tests {
             };
             told.send(words).unwrap();
         };
+        (on, tells)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_that_is_refused_holds_up_no_other() {
+        let (served, _) = api(|_, _| (200, vec![object("x", "5")]));
+        let (refused, _) = api(|_, before| if before < 3 { (403, vec![]) } else { (200, vec![object("y", "5")]) });
+        let (feed, presence, mut phase) = feed(vec![served, refused]);
+        let (on, mut tells) = told();
+        tokio::spawn(feed.run(Cache::new(vec![Some("a".into()), Some("b".into())]), on));
+        presence.send_replace(Some(Presence::Present));
+        let partly = State::Partly([(Some("b".into()), "no".into())].into());
+        phase.wait_for(|phase| *phase != State::Syncing).await.unwrap();
+        assert_eq!(*phase.borrow(), partly);
+        assert_eq!((tells.recv().await.unwrap(), tells.recv().await.unwrap()), ("+x false".into(), "+x true".into()));
+        phase.wait_for(|phase| *phase == State::Synced).await.unwrap();
+        assert_eq!(tells.recv().await.unwrap(), "+y true");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_older_crd_takes_the_objects_away_until_it_is_mended() {
+        let (apis, _) = api(|_, _| (200, vec![object("x", "5")]));
+        let (feed, presence, mut phase) = feed(vec![apis]);
+        let cache = Cache::new(vec![None]);
+        let store = cache.store();
+        let (on, mut tells) = told();
         let feed = tokio::spawn(feed.run(cache, on));
         for _ in 0..2 {
             presence.send_replace(Some(Presence::Present));

@@ -23,6 +23,9 @@ pub enum State {
     Absent(String),
     /// Its caches are being filled.
     Syncing,
+    /// Its caches are filled, but for these places (`None` is the whole cluster), in which it may not list it, as the
+    /// words say. The others work without them.
+    Partly(BTreeMap<Option<String>, String>),
     /// Its caches are filled.
     Synced,
 }
@@ -92,6 +95,14 @@ impl Health {
             match state {
                 State::Synced => report.line(true, kind, format_args!("synced")),
                 State::Syncing => report.line(false, kind, format_args!("not synced")),
+                State::Partly(refused) => {
+                    let places = refused.iter().map(|(namespace, why)| match namespace {
+                        Some(namespace) => format!("in {namespace}: {why}"),
+                        None => format!("in the cluster: {why}"),
+                    });
+                    let places: Vec<_> = places.collect();
+                    report.line(false, kind, format_args!("not synced {}", places.join("; ")));
+                }
                 State::Absent(why) => report.line(true, kind, format_args!("absent: {why}")),
             }
         }
@@ -198,6 +209,10 @@ mod tests {
         assert!(body.ends_with("\nready\n") && body.contains("[+]myapp absent"), "{body}");
         health.set("myapp", State::Syncing);
         assert!(!health.ready().0, "a CRD that arrives later is waited for");
+        let refused = [(Some("a".to_owned()), "no".to_owned()), (Some("b".to_owned()), "no right".to_owned())];
+        health.set("myapp", State::Partly(refused.into()));
+        let (ready, body) = health.ready();
+        assert!(!ready && body.contains("[-]myapp not synced in a: no; in b: no right\n"), "{body}");
     }
 
     #[tokio::test(start_paused = true)]

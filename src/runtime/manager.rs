@@ -37,6 +37,9 @@ use crate::registry::{self, Kind};
 /// How many passes of one controller run at once.
 const CONCURRENCY: u16 = 16;
 
+/// How many objects a list holds at once. A history may be several hundred KiB long.
+const PAGE: u32 = 100;
+
 /// What the controllers are built with, and where they are handed in.
 pub struct Manager {
     /// The flags.
@@ -45,8 +48,10 @@ pub struct Manager {
     pub client: Client,
     /// Whether this replica leads.
     pub fence: Fence,
-    /// How to watch.
+    /// How to watch what is ours.
     pub watches: watcher::Config,
+    /// How to watch what is others'.
+    pub others: watcher::Config,
     /// What part of the cluster is served.
     pub scope: Scope,
     /// What is counted.
@@ -81,16 +86,18 @@ pub struct Watched<K: Resource<DynamicType = ()> + Clone + 'static> {
 pub struct Phase(watch::Receiver<State>);
 
 impl Phase {
-    /// Why objects of this kind are not served: its CRD is missing or an older one, or it is switched off. None while they
-    /// are, and while that is not known yet. That one of them is not cached then says nothing of whether it exists.
-    pub fn absent(&self) -> Option<String> {
+    /// Why objects of this kind are not served in `namespace`: its CRD is missing or an older one, it is switched off, or
+    /// may not be listed there. None while they are, and while that is not known yet. That one of them is not cached then
+    /// says nothing of whether it exists.
+    pub fn absent(&self, namespace: &str) -> Option<String> {
         match &*self.0.borrow() {
             State::Absent(why) => Some(why.clone()),
+            State::Partly(refused) => refused.get(&None).or_else(|| refused.get(&Some(namespace.to_owned()))).cloned(),
             State::Syncing | State::Synced => None,
         }
     }
 
-    /// Waits until the cache is filled, or the CRD found missing.
+    /// Waits until the cache is filled, as far as that is let in, or the CRD found missing.
     async fn settled(&mut self) {
         // The sender is gone once its last word is said.
         let _ = self.0.wait_for(|phase| *phase != State::Syncing).await;
@@ -111,8 +118,9 @@ pub async fn run(
 ) -> anyhow::Result<()> {
     let fence = if config.leader_elect { Fence::shut() } else { Fence::open() };
     let client = client::main(kubernetes.clone(), fence.clone(), metrics.clone(), &config.timings)?;
-    let watches = tokio::select! {
-        watches = how_to_watch(&client, &config.timings) => watches,
+    let watches = how_to_watch(&config.timings);
+    let others = tokio::select! {
+        others = how_to_watch_others(&client, &watches, &config.timings) => others,
         () = stop.cancelled() => return Ok(()),
     };
     let mut manager = Manager {
@@ -127,6 +135,7 @@ pub async fn run(
         fence,
         client,
         watches,
+        others,
         metrics,
         health,
         config,
@@ -139,15 +148,21 @@ pub async fn run(
     tasks.supervise(&end, lead).await
 }
 
-/// Streamed lists spare memory; the apiserver is asked until it answers.
-async fn how_to_watch(client: &Client, timings: &Timings) -> watcher::Config {
+/// How to watch what is ours. Its lists are of the newest state: kube asks for a streamed one with `resourceVersion=0`,
+/// which an apiserver that lags behind the others may answer with the past, and then what was told seems to wait again.
+fn how_to_watch(timings: &Timings) -> watcher::Config {
     let seconds = u32::try_from(timings.watch_timeout.as_secs()).unwrap_or(u32::MAX).max(1);
-    let watches = watcher::Config { timeout: Some(seconds), ..watcher::Config::default() };
+    watcher::Config { timeout: Some(seconds), page_size: Some(PAGE), ..watcher::Config::default() }
+}
+
+/// How to watch what is others': streamed lists spare memory, and who looks at the past asks again before it acts on it.
+/// The apiserver is asked until it answers.
+async fn how_to_watch_others(client: &Client, watches: &watcher::Config, timings: &Timings) -> watcher::Config {
     let mut backoff = Policy { min: Duration::from_millis(200), max: timings.api_timeout }.series();
     loop {
         match client::streaming_lists_supported(client).await {
-            Ok(true) => return watches.streaming_lists(),
-            Ok(false) => return watches,
+            Ok(true) => return watches.clone().streaming_lists(),
+            Ok(false) => return watches.clone(),
             Err(error) => warn!(error = &error as &dyn std::error::Error, "waiting for the apiserver"),
         }
         tokio::time::sleep(backoff.next_delay()).await;
@@ -338,11 +353,15 @@ mod tests {
     fn a_phase_says_why_its_kind_is_not_served() {
         let (say, phase) = watch::channel(State::Syncing);
         let phase = Phase(phase);
-        assert_eq!(phase.absent(), None, "that is not known yet");
+        assert_eq!(phase.absent("a"), None, "that is not known yet");
         say.send_replace(State::Absent("switched off".into()));
-        assert_eq!(phase.absent().as_deref(), Some("switched off"));
+        assert_eq!(phase.absent("a").as_deref(), Some("switched off"));
+        say.send_replace(State::Partly([(Some("b".into()), "no".into())].into()));
+        assert_eq!((phase.absent("a"), phase.absent("b")), (None, Some("no".into())));
+        say.send_replace(State::Partly([(None, "no".into())].into()));
+        assert_eq!(phase.absent("a").as_deref(), Some("no"));
         say.send_replace(State::Synced);
-        assert_eq!(phase.absent(), None);
+        assert_eq!(phase.absent("a"), None);
     }
 
     #[tokio::test(start_paused = true)]

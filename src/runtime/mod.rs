@@ -25,6 +25,9 @@ pub mod watch_hub;
 pub mod watching;
 pub mod written;
 
+/// How many threads there are for what blocks: looking names up, above all.
+pub const BLOCKING_THREADS: usize = 16;
+
 /// Namespace and name of an object of ours. Cheap to clone: it is a key in many maps.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {

@@ -47,7 +47,7 @@ pub fn init(settings: &Log) -> anyhow::Result<()> {
 /// The most that each crate may log, whatever level is asked for.
 ///
 /// Only our own words are known to be free of secrets. At debug and trace level others print what passes through them:
-/// reqwest and hyper-util hosts and bytes, h2 headers. They are held at info, except for those that were read:
+/// reqwest and hyper-util hosts and bytes. They are held at info, except for those that were read:
 /// - `kube_client::client` logs, at *warn*, the whole answer that it could not parse, which may be a Secret.
 /// - `kube_client::client::builder` logs each failed request as an error, expected ones too. The error comes back to
 ///   who asked, and [`super::client`] logs each request at debug.

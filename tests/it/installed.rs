@@ -1,5 +1,7 @@
 //! What is installed around the operator: CRDs that are absent, old, or go while it runs; rights that are few.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::Secret;
 use quartermaster::api::tracked_field::Delivery;
 use quartermaster::api::{ContactPoint, TrackedField};
@@ -21,7 +23,11 @@ fn crd(manifests: &str, plural: &str) -> String {
 
 /// Waits until `/readyz` has this line.
 async fn readyz(operator: &Operator, line: &str) {
-    let found = until(format!("/readyz says {line:?}"), SOON, async || {
+    readyz_within(SOON, operator, line).await;
+}
+
+async fn readyz_within(deadline: Duration, operator: &Operator, line: &str) {
+    let found = until(format!("/readyz says {line:?}"), deadline, async || {
         let (code, text) = operator.probe("readyz").await?;
         anyhow::ensure!(text.lines().any(|found| found == line), "{code}: {text}");
         anyhow::ensure!(code == 200 || text.contains("not ready"), "{code}: {text}");
@@ -230,5 +236,58 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     bed.not_ready("hook", "SecretForbidden").await;
     grant("secrets", "", "secrets", "get").await;
     bed.ready("hook").await;
+    assert!(!operator.logs().contains("panicked"));
+}
+
+/// A watch that is refused is tried again after half a minute at the latest.
+const RETRIED: Duration = Duration::from_secs(90);
+
+/// Of two namespaces one gives no rights: the other is served, and `/readyz` names what is missing where.
+#[tokio::test]
+async fn a_namespace_that_gives_no_rights_holds_up_no_other() {
+    let bed = Bed::shared("gives").await;
+    let other = Bed::on(bed.plane.clone(), "refuses").await;
+    let receiver = Receiver::start().unwrap();
+    let subject = (
+        "kind: ServiceAccount, name: lean}",
+        format!("kind: ServiceAccount, name: lean, namespace: {}}}", bed.namespace),
+    );
+    let targets = MORE.replace("NAME", "targets").replace("GROUP", "apps").replace("RESOURCE", "deployments");
+    let targets = targets.replace("VERBS", "get, list, watch");
+    bed.apply(&LEAN.replace("NAMESPACE", &bed.namespace)).await;
+    bed.apply(&targets).await;
+    other.apply(&targets.replace(subject.0, &subject.1)).await;
+    for bed in [&bed, &other] {
+        bed.webhook("hook", &receiver.url()).await;
+        bed.deployment("web", 1).await;
+        bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    }
+    let kubeconfig = bed.plane.kubeconfig_for_service_account(&bed.namespace, "lean").await.unwrap();
+    let both = format!("--watch-namespace={},{}", bed.namespace, other.namespace);
+    let operator = Operator::launch(&bed, Settings::default().kubeconfig(kubeconfig).flag(&both)).await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    for (kind, plural) in [("contactpoint", "contactpoints"), ("trackedfield", "trackedfields")] {
+        let words = format!(
+            "[-]{kind} not synced in {0}: {plural}.tg.azamaton.ru is forbidden: User \
+             \"system:serviceaccount:{1}:lean\" cannot list resource \"{plural}\" in API group \"tg.azamaton.ru\" in \
+             the namespace \"{0}\"",
+            other.namespace, bed.namespace
+        );
+        readyz(&operator, &words).await;
+    }
+
+    // The first kind alone: what is not known of the other is not said to be missing.
+    let fields = MORE.replace("NAME", "fields").replace("GROUP", "tg.azamaton.ru");
+    let fields =
+        fields.replace("RESOURCE", "trackedfields, trackedfields/status").replace("VERBS", "get, list, watch, patch");
+    other.apply(&fields.replace(subject.0, &subject.1)).await;
+    readyz_within(RETRIED, &operator, "[+]trackedfield synced").await;
+    let said = other.waiting("it", "ContactPointNotReady: ").await;
+    assert!(said.contains("does not serve contact points") && said.contains("forbidden"), "{said}");
+
+    other.apply(&LEAN.replace(subject.0, &subject.1).replace("NAMESPACE", &bed.namespace)).await;
+    readyz_within(RETRIED, &operator, "[+]contactpoint synced").await;
+    other.delivered("it", &[("Created", Some("1"))]).await;
+    other.waiting("it", "").await;
     assert!(!operator.logs().contains("panicked"));
 }

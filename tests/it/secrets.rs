@@ -1,5 +1,7 @@
 //! Where Secrets are looked for, what is said of one that will not do, and what is not said.
 
+use std::sync::{Arc, OnceLock};
+
 use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
@@ -113,6 +115,36 @@ async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
     assert_eq!(bed.ready("good").await.metadata.resource_version, good.metadata.resource_version);
     proxy.behave();
     bed.ready("new").await;
+}
+
+/// What it writes itself is no news to a contact point: its Secrets are read for the test message and for the answer.
+#[tokio::test]
+async fn a_status_that_was_written_has_no_secret_read() {
+    let bed = Bed::shared("reads").await;
+    let receiver = Receiver::start().unwrap();
+    let direct = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
+    let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
+    let file = direct.with_extension("reads");
+    proxy.write_kubeconfig(&direct, &file).unwrap();
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    // From the test message on the watch is held back: it would often be faster than the answer to a write.
+    let frozen = Arc::new(OnceLock::new());
+    let (freeze, at) = (proxy.clone(), Arc::clone(&frozen));
+    receiver.on_request(move |_| {
+        at.get_or_init(|| freeze.freeze(Match::watch("contactpoints")));
+    });
+    bed.secret("url", &receiver.url()).await;
+    let from = json!({ "urlFrom": { "secretName": "url", "key": "token" } });
+    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": from })).await;
+    bed.ready("hook").await;
+    bed.event("hook", "Ready").await;
+    let frozen = frozen.get().unwrap();
+    frozen.wait_for_hits(1, SOON).await.unwrap();
+    frozen.take_back();
+    // By the time that the next one is ready, what was shown of the first has been acted on.
+    bed.webhook("marker", &receiver.url()).await;
+    bed.ready("marker").await;
+    assert_eq!(proxy.count(&Match::verb(Verb::Get).resource("secrets").name("url")), 2);
 }
 
 /// A Secret in the operator's namespace, taken away at the end.

@@ -121,6 +121,18 @@ async fn a_kind_that_is_switched_off_is_left_alone() {
     bed.waiting("it", "").await;
 }
 
+/// `HTTPS_PROXY` is Telegram's: the apiserver and webhooks are reached without it.
+#[tokio::test]
+async fn a_proxy_of_the_environment_is_not_the_apiservers() {
+    let bed = Bed::shared("proxied").await;
+    let receiver = Receiver::start().unwrap();
+    let nowhere = "http://127.0.0.1:9";
+    let settings = Settings::default().env("HTTPS_PROXY", nowhere).env("https_proxy", nowhere).env("NO_PROXY", "");
+    let _operator = Operator::start(&bed, settings).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+}
+
 /// Namespaces that are not watched belong to somebody else.
 #[tokio::test]
 async fn other_namespaces_are_left_alone() {

@@ -249,7 +249,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let expires = history::next_expiry(&history, self.terms.max_age);
         let expires = expires.map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
         let renew = self.say(&key, object, waiting).await?;
-        let unserved = point.is_none() && self.points_phase.absent().is_some();
+        let unserved = point.is_none() && self.points_phase.absent(&key.namespace).is_some();
         let resync = match tracked {
             Err(Untracked { error: Some(error), .. }) => return Err(error),
             // Neither a new CRD nor a new right wakes anybody.

@@ -50,7 +50,7 @@ impl<T: Transport> TrackedFields<T> {
     ) -> Option<Waiting> {
         let name = &object.spec.contact_point;
         let Some(point) = point else {
-            if let Some(why) = self.points_phase.absent() {
+            if let Some(why) = self.points_phase.absent(&key.namespace) {
                 let because = format!("this operator does not serve contact points: {why}");
                 return Some(Waiting::ContactPointNotReady { name: name.clone(), because });
             }

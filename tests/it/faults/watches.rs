@@ -1,9 +1,10 @@
 //! Watches that end, and events that never come.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use testbed::proxy::{Ending, Match};
+use testbed::proxy::{Ending, Match, Seen, Verb};
 use testbed::wait::until;
 
 use super::{Scene, caught_up, scene};
@@ -94,5 +95,37 @@ async fn after_a_gap_there_is_one_entry_for_the_net_change() {
             bed.delivered("web", &expected).await;
         }
     }
+    scene.assert_well_told();
+}
+
+/// An apiserver that lags behind the others must not show an object of ours as it was before we wrote it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_ours_is_listed_as_it_is_now() {
+    let scene = scene("newest", &["web"], &[]).await;
+    let asked = |resource: &'static str| {
+        let seen = scene.proxy.requests();
+        let of = move |seen: &Arc<Seen>| seen.request.resource == resource && seen.request.name.is_none();
+        seen.iter()
+            .filter(|seen| of(seen))
+            .map(|seen| (seen.request.verb, seen.request.query.clone()))
+            .collect::<Vec<_>>()
+    };
+    for resource in ["contactpoints", "trackedfields"] {
+        // Once for the start, and once more after the watch was cut.
+        for lists in 1..=2 {
+            let listed = until(format!("{resource} are listed {lists} times, then watched"), SOON, async || {
+                let asked = asked(resource);
+                let all = asked.iter().filter(|(verb, _)| *verb == Verb::List).count();
+                Ok((all == lists && scene.proxy.running_watches(&Match::watch(resource)) == 1).then_some(asked))
+            });
+            for (verb, query) in listed.await.unwrap() {
+                let newest = verb != Verb::List || !query.contains("resourceVersion");
+                assert!(newest && !query.contains("sendInitialEvents"), "{verb:?} {resource}?{query}");
+            }
+            scene.proxy.end_watches(&Match::watch(resource), Ending::Gone);
+        }
+    }
+    scene.bed.scale("web", 2).await;
+    scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
     scene.assert_well_told();
 }

@@ -31,6 +31,8 @@ pub struct Settings {
     pub whole_cluster: bool,
     /// This program in place of the tests' own build, with the waits and the log level that users have.
     pub as_shipped: Option<PathBuf>,
+    /// Further environment.
+    pub env: Vec<(String, String)>,
 }
 
 impl Settings {
@@ -43,6 +45,12 @@ impl Settings {
     /// A further flag.
     pub fn flag(mut self, flag: &str) -> Self {
         self.flags.push(flag.into());
+        self
+    }
+
+    /// A further variable of its environment.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.into(), value.into()));
         self
     }
 
@@ -71,6 +79,7 @@ pub struct Operator {
     program: PathBuf,
     kubeconfig: PathBuf,
     flags: Vec<String>,
+    env: Vec<(String, String)>,
     starts: u32,
     folder: Folder,
 }
@@ -110,14 +119,14 @@ impl Operator {
         flags.extend(settings.flags);
         let folder = Folder::new().unwrap();
         let program = settings.as_shipped.unwrap_or_else(|| env!("CARGO_BIN_EXE_quartermaster").into());
-        let child = spawn(&program, &kubeconfig, &flags, &folder, 1);
-        Self { child, program, kubeconfig, flags, starts: 1, folder }
+        let child = spawn(&program, &kubeconfig, &flags, &settings.env, &folder, 1);
+        Self { child, program, kubeconfig, flags, env: settings.env, starts: 1, folder }
     }
 
     /// Starts it again after it ended.
     pub fn restart(&mut self) {
         self.starts += 1;
-        self.child = spawn(&self.program, &self.kubeconfig, &self.flags, &self.folder, self.starts);
+        self.child = spawn(&self.program, &self.kubeconfig, &self.flags, &self.env, &self.folder, self.starts);
     }
 
     /// SIGKILL.
@@ -171,14 +180,18 @@ fn log(folder: &Folder, start: u32) -> PathBuf {
     folder.path().join(format!("operator-{start}.log"))
 }
 
-fn spawn(program: &Path, kubeconfig: &Path, flags: &[String], folder: &Folder, start: u32) -> Child {
-    Program::new(program)
-        .arg("run")
-        .args(flags)
-        .env("KUBECONFIG", kubeconfig)
-        .env_remove("POD_NAMESPACE")
-        .spawn(log(folder, start))
-        .unwrap()
+fn spawn(
+    program: &Path,
+    kubeconfig: &Path,
+    flags: &[String],
+    env: &[(String, String)],
+    folder: &Folder,
+    start: u32,
+) -> Child {
+    let program =
+        Program::new(program).arg("run").args(flags).env("KUBECONFIG", kubeconfig).env_remove("POD_NAMESPACE");
+    let program = env.iter().fold(program, |program, (name, value)| program.env(name, value));
+    program.spawn(log(folder, start)).unwrap()
 }
 
 async fn get(url: &str) -> anyhow::Result<(u16, String)> {
