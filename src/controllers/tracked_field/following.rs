@@ -4,10 +4,11 @@ use kube::Api;
 use kube::core::DynamicObject;
 
 use super::field::Field;
+use super::follower::Whose;
 use super::target::{Resolved, TargetError};
 use super::tracker::TargetKey;
 use super::waiting::Waiting;
-use super::{Error, TrackedFields, subject};
+use super::{Error, TrackedFields};
 use crate::api::TrackedField;
 use crate::notify::Transport;
 use crate::runtime::watch_hub::ResourceName;
@@ -61,13 +62,13 @@ impl<T: Transport> TrackedFields<T> {
             self.follow_as(object, &tracked, &field);
         }
         if let Some(last) = object.history().last() {
-            self.tracker.told(&Key::of(object), &subject(object), last);
+            self.tracker.told(&Key::of(object), &Whose::of(object), last);
         }
     }
 
     fn follow_as(&self, object: &TrackedField, tracked: &Tracked, field: &Field) {
         let key = Key::of(object);
-        if self.tracker.follow(&key, &subject(object), &tracked.target, field, tracked.shard.clone()) {
+        if self.tracker.follow(&key, &Whose::of(object), &tracked.target, field, tracked.shard.clone()) {
             self.end_idle_watches();
         }
     }
@@ -124,7 +125,10 @@ impl<T: Transport> TrackedFields<T> {
         self.hub.ensure(&resolved.resource, resolved.namespaced);
         if self.tracker.unread(key, self.terms.resync) {
             match tracked.api.get_opt(&target.name).await {
-                Ok(object) => tracked.doubted = !self.tracker.read(key, object.as_ref()),
+                Ok(found) => {
+                    let whose = Whose::of(object);
+                    tracked.doubted = !self.tracker.read(key, &whose, &tracked.target, found.as_ref());
+                }
                 Err(kube::Error::Api(status)) if status.code == 403 => {
                     let message = status.message.clone();
                     return Err(Waiting::Forbidden { resource: tracked.target.resource, message }.into());

@@ -13,12 +13,13 @@ use kube::{Api, Client, ResourceExt};
 use tracing::debug;
 use uuid::Uuid;
 
+use self::follower::Whose;
 use self::following::{Tracked, Untracked};
 use self::target::{Resolver, TargetError};
 use self::tracker::Tracker;
 use self::waiting::Waiting;
 use crate::api::common::REQUESTED_AT;
-use crate::api::tracked_field::{Entry, History, Kept, Subject};
+use crate::api::tracked_field::{Entry, History, Kept};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
 use crate::notify::queue::Outbox;
@@ -120,10 +121,6 @@ pub struct TrackedFields<T> {
     pub told: Mutex<HashMap<Key, (Waiting, Timestamp)>>,
 }
 
-fn subject(object: &TrackedField) -> Subject {
-    Subject::new(&object.spec.target, &object.spec.field)
-}
-
 impl<T: Transport> TrackedFields<T> {
     /// The object with what is Pending in it for certain: what is offered for the first time may come from a cache that
     /// does not show yet what another replica delivered. None where another pass has to look at it.
@@ -157,13 +154,13 @@ impl<T: Transport> TrackedFields<T> {
         outcomes: &[(String, history::Outcome)],
         held: bool,
     ) -> Result<Option<(Arc<TrackedField>, History)>, Error> {
-        let subject = subject(&object);
-        let seen = self.tracker.seen(key, &subject);
+        let whose = Whose::of(&object);
+        let seen = self.tracker.seen(key, &whose);
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
         let mut raced = false;
         loop {
             let inputs = history::Inputs {
-                subject: &subject,
+                subject: &whose.subject,
                 observations: &seen.observations,
                 outcomes,
                 in_flight: &self.outbox.in_flight(key),
