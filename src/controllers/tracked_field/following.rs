@@ -51,6 +51,7 @@ impl<T: Transport> TrackedFields<T> {
 
     fn end_idle_watches(&self) {
         self.hub.retain(|resource| self.tracker.follows(resource));
+        self.tracker.forget_watches();
     }
 
     /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and
@@ -115,12 +116,17 @@ impl<T: Transport> TrackedFields<T> {
         let target = &object.spec.target;
         let field = Field::compile(&target.kind, &object.spec.field)
             .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
-        let resolved = match self.resolver.resolve(&self.client, target).await {
+        let discovered = target.api_version.clone().zip(target.resource.clone());
+        let turn =
+            discovered.map_or(0, |(api_version, plural)| self.tracker.turn(&ResourceName { api_version, plural }));
+        let resolved = match self.resolver.resolve(&self.client, target, turn).await {
             Ok(resolved) => resolved,
             Err(error @ TargetError::Discovery(_)) => return Err(Error::Discovery(error).into()),
             Err(error) => return Err(Waiting::ResourceMismatch(error.to_string()).into()),
         };
-        let mut tracked = self.tracked(object, &resolved)?;
+        // What does not fit is not watched, so that nothing would ever tell that it is something else by now.
+        let tracked = self.tracked(object, &resolved).inspect_err(|_| self.resolver.forget(target));
+        let mut tracked = tracked?;
         self.follow_as(object, &tracked, &field);
         self.hub.ensure(&resolved.resource, resolved.namespaced);
         if self.tracker.unread(key, self.terms.resync) {

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use self::follower::Whose;
 use self::following::{Tracked, Untracked};
 use self::target::{Resolver, TargetError};
-use self::tracker::Tracker;
+use self::tracker::{Tracker, Trouble};
 use self::waiting::Waiting;
 use crate::api::common::REQUESTED_AT;
 use crate::api::tracked_field::{Entry, History, Kept};
@@ -219,9 +219,6 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             return Ok(Outcome::Done);
         }
         let tracked = self.track(&key, &object).await;
-        if tracked.as_ref().is_err_and(|untracked| untracked.waiting.ends_tracking()) {
-            self.unfollow(&key);
-        }
         let Some(object) = self.certain(&key, object).await? else { return Ok(Outcome::Done) };
         let point_key = Key::new(&key.namespace, &object.spec.contact_point);
         let point = self.points.get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
@@ -232,6 +229,10 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let Some((object, history)) = self.record(&key, object, &outcomes, held).await? else {
             return Ok(Outcome::Done);
         };
+        // Only now: what was seen before, such as the end of the target along with its CRD, is recorded.
+        if tracked.as_ref().is_err_and(|untracked| untracked.waiting.ends_tracking()) {
+            self.unfollow(&key);
+        }
         // Offered before the outcomes are given back: the line goes on with what the status now says.
         if suspended {
             self.outbox.withdraw(&key, false);
@@ -251,9 +252,14 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             Err(Untracked { waiting: Waiting::ResourceMismatch(_) | Waiting::Forbidden { .. }, .. }) => {
                 return Ok(Outcome::Waiting);
             }
+            Ok(Tracked { target, shard, .. })
+                if self.tracker.trouble(&target.resource, shard.as_deref()) == Some(Trouble::NotServed) =>
+            {
+                return Ok(Outcome::Waiting);
+            }
             _ if unserved => return Ok(Outcome::Waiting),
             Ok(Tracked { doubted: false, .. }) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
-            Ok(Tracked { doubted: true, .. }) => DOUBT,
+            Ok(_) => DOUBT,
             Err(_) => self.terms.resync,
         };
         Ok(Outcome::RequeueAfter([expires, renew].into_iter().flatten().fold(resync, Duration::min)))

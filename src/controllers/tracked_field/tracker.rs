@@ -43,6 +43,8 @@ struct Tracked {
     followers: HashMap<Key, Follower>,
     targets: HashMap<TargetKey, Vec<Key>>,
     watches: HashMap<(ResourceName, Option<String>), Watch>,
+    /// How many turns all watches together have taken.
+    turns: u64,
 }
 
 /// How far a watch is.
@@ -50,6 +52,9 @@ struct Tracked {
 struct Watch {
     /// It has begun its first list: an object that is followed from now on may have been shown already.
     begun: bool,
+    /// The number of its last turn: it began to list anew, or was told that there is no such resource. What it was before
+    /// may then be something else.
+    turn: u64,
     /// What it was last refused with.
     trouble: Option<Trouble>,
 }
@@ -113,15 +118,20 @@ impl Tracker {
         }
         let replaced = state.forget(key);
         let unread = state.watches.get(&(target.resource.clone(), shard)).is_some_and(|watch| watch.begun);
-        let follower = Follower::new(whose.clone(), target.clone(), field.clone(), unread);
+        let mut follower = Follower::new(whose.clone(), target.clone(), field.clone(), unread);
+        let was_followed = replaced.is_some();
+        if let Some(before) = replaced.filter(|before| before.whose == *whose) {
+            // The same series, of a resource that is in another scope now: what was seen is still to be recorded.
+            (follower.buffer, follower.merged) = (before.buffer, before.merged);
+        }
         state.followers.insert(key.clone(), follower);
         state.targets.entry(target.clone()).or_default().push(key.clone());
-        replaced
+        was_followed
     }
 
     /// Follows nothing for `key` any more; whether anything was.
     pub fn forget(&self, key: &Key) -> bool {
-        self.state().forget(key)
+        self.state().forget(key).is_some()
     }
 
     /// Whether anything of `resource` is followed.
@@ -137,6 +147,21 @@ impl Tracker {
         {
             follower.buffer.drop_told(last);
         }
+    }
+
+    /// What was known of the watches of resources of which nothing is followed any more.
+    pub fn forget_watches(&self) {
+        let mut state = self.state();
+        let Tracked { targets, watches, .. } = &mut *state;
+        watches.retain(|(resource, _), _| targets.keys().any(|target| target.resource == *resource));
+    }
+
+    /// The turn in which the watch of `resource` is: another one after it has begun anew, or was told that the apiserver
+    /// does not serve it. 0 if there is none.
+    pub fn turn(&self, resource: &ResourceName) -> u64 {
+        let state = self.state();
+        let of_resource = state.watches.iter().filter(|((of, _), _)| of == resource);
+        of_resource.map(|(_, watch)| watch.turn).max().unwrap_or_default()
     }
 
     /// Whether the target's present state has to be read: the watch may have shown it already, or has not said anything
@@ -237,24 +262,25 @@ impl Tracked {
         self.followers.get_mut(key).filter(|follower| follower.whose == *whose)
     }
 
-    fn forget(&mut self, key: &Key) -> bool {
-        let Some(follower) = self.followers.remove(key) else { return false };
+    fn forget(&mut self, key: &Key) -> Option<Follower> {
+        let follower = self.followers.remove(key)?;
         if let Some(keys) = self.targets.get_mut(&follower.target) {
             keys.retain(|other| other != key);
             if keys.is_empty() {
                 self.targets.remove(&follower.target);
             }
         }
-        true
+        Some(follower)
     }
 }
 
 impl Observer for Tracker {
     fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
-        let Tracked { followers, watches, .. } = &mut *state;
+        let Tracked { followers, watches, turns, .. } = &mut *state;
         let watch = watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
-        watch.begun = true;
+        *turns += 1;
+        (watch.begun, watch.turn) = (true, *turns);
         for follower in followers.values_mut() {
             if follower.target.resource == *resource && in_shard(&follower.target, shard) {
                 follower.seen = false;
@@ -280,8 +306,10 @@ impl Observer for Tracker {
             }
             // The list may come from a cache that lags behind: a read tells whether it is gone.
             let known_absent = follower.newest.as_ref().is_some_and(|newest| newest.value.is_none());
-            follower.unread |= here && !follower.seen && !known_absent;
-            if here && follower.unread {
+            let missing = here && !follower.seen;
+            follower.unread |= missing && !known_absent;
+            // One that is known to be absent may have to be looked for in another scope by now.
+            if missing || (here && follower.unread) {
                 self.wake.wake(key);
             }
         }
@@ -300,7 +328,12 @@ impl Observer for Tracker {
     fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
         let Some(trouble) = Trouble::of(error) else { return };
         let mut state = self.state();
-        let watch = state.watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
+        let Tracked { watches, turns, .. } = &mut *state;
+        let watch = watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
+        if trouble == Trouble::NotServed {
+            *turns += 1;
+            watch.turn = *turns;
+        }
         let news = watch.trouble.as_ref().is_none_or(|known| discriminant(known) != discriminant(&trouble));
         if news {
             watch.trouble = Some(trouble);

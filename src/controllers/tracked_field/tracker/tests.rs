@@ -147,3 +147,56 @@ fn what_a_history_tells_is_dropped_for_none_but_whose_it_is() {
     tracker.told(&key, &new, &last);
     assert_eq!(taken(&tracker, &key, &new), []);
 }
+
+fn refusal(code: u16) -> watcher::Error {
+    let status = json!({ "status": "Failure", "message": "no", "reason": "", "code": code });
+    watcher::Error::WatchError(serde_json::from_value(status).unwrap())
+}
+
+/// After it what discovery said before is asked for again.
+#[test]
+fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
+    let (key, whose, target) = (Key::new("shop", "it"), whose("1", "a"), target("a"));
+    let tracker = Tracker::new(Trigger::default());
+    follow(&tracker, &key, &whose, &target);
+    let mut turns = vec![tracker.turn(&resource())];
+    let mut turn = |new: bool, what: &str| {
+        let turn = tracker.turn(&resource());
+        assert_eq!(!turns.contains(&turn), new, "{what}");
+        turns.push(turn);
+    };
+    tracker.listing(&resource(), None);
+    turn(true, "the first list");
+    tracker.present(&resource(), object("a", 5, "x"));
+    tracker.listed(&resource(), None);
+    tracker.stands(&resource(), None);
+    tracker.failing(&resource(), None, &refusal(500));
+    tracker.failing(&resource(), None, &refusal(403));
+    turn(false, "it goes on");
+    for _ in 0..2 {
+        tracker.failing(&resource(), None, &refusal(404));
+        turn(true, "not served");
+    }
+    tracker.listing(&resource(), None);
+    turn(true, "served again");
+
+    tracker.forget_watches();
+    turn(false, "it is still followed");
+    tracker.forget(&key);
+    tracker.forget_watches();
+    assert_eq!((tracker.turn(&resource()), tracker.trouble(&resource(), None)), (0, None));
+    tracker.listing(&resource(), None);
+    turn(true, "never one that was");
+}
+
+#[test]
+fn what_was_seen_in_another_scope_is_still_recorded() {
+    let (key, whose, here) = (Key::new("shop", "it"), whose("1", "a"), target("a"));
+    let tracker = Tracker::new(Trigger::default());
+    follow(&tracker, &key, &whose, &here);
+    tracker.present(&resource(), object("a", 5, "x"));
+    tracker.gone(&resource(), object("a", 6, "x"));
+    assert!(follow(&tracker, &key, &whose, &TargetKey { namespace: String::new(), ..here }));
+    assert_eq!(tracker.exists(&key), None, "there nothing was seen yet");
+    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned()), None]);
+}
