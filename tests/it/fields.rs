@@ -2,9 +2,15 @@
 
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::Service;
+use kube::Api;
+use kube::api::PostParams;
+use kube::core::{DynamicObject, GroupVersionKind};
+use kube::discovery::ApiResource;
 use quartermaster::api::TrackedField;
 use serde_json::{Value, json};
+use testbed::Options;
 use testbed::receiver::Receiver;
+use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, Settings, changes, texts, told};
 
@@ -95,16 +101,25 @@ impl Widgets {
     }
 
     async fn serve(&self, bed: &Bed) {
+        self.serve_as(bed, "Namespaced", "Widget").await;
+    }
+
+    async fn serve_as(&self, bed: &Bed, scope: &str, kind: &str) {
         let group = &self.group;
         bed.apply(&format!(
             "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {{name: widgets.{group}}}\n\
-             spec: {{group: {group}, scope: Namespaced, names: {{plural: widgets, kind: Widget}}, versions: [{{name: v1, \
+             spec: {{group: {group}, scope: {scope}, names: {{plural: widgets, kind: {kind}}}, versions: [{{name: v1, \
              served: true, storage: true, schema: {{openAPIV3Schema: {{type: object, \
              x-kubernetes-preserve-unknown-fields: true}}}}}}]}}"
         ))
         .await;
         let crd = format!("crd/widgets.{group}");
         bed.kubectl(&["wait", "--for=condition=Established", &crd, "--timeout=30s"]).await;
+    }
+
+    /// Takes the CRD away, and with it all widgets.
+    async fn end(&self, bed: &Bed) {
+        bed.kubectl(&["delete", "crd", &format!("widgets.{}", self.group)]).await;
     }
 
     async fn grant(&self, bed: &Bed) {
@@ -176,6 +191,74 @@ async fn other_kinds_are_granted_and_named_rightly() {
     let words = bed.waiting("plural", "ResourceMismatch: ").await;
     assert!(words.ends_with("has no resource \"widgetz\"; there is \"widgets\""), "{words}");
     assert_eq!(told(&bed.history("kind").await), []);
+
+    // Made again in another scope, and in the first one.
+    let mut wanted = vec![("Created", Some("5")), ("Updated", Some(r#"{"a":[1,null],"b":2}"#)), ("Deleted", None)];
+    widgets.end(&bed).await;
+    bed.waiting("widget", "ResourceMismatch: ").await;
+    bed.delivered("widget", &wanted).await;
+    widgets.serve_as(&bed, "Cluster", "Widget").await;
+    bed.waiting("widget", "OutOfScope: the target is cluster-scoped").await;
+    widgets.end(&bed).await;
+    widgets.serve(&bed).await;
+    widgets.put(&bed, json!({ "size": 6 })).await;
+    let asked = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "now" } } });
+    bed.patch::<TrackedField>("widget", asked).await;
+    wanted.push(("Created", Some("6")));
+    bed.delivered("widget", &wanted).await;
+}
+
+/// A CRD that was deleted and made again may serve what it did before in another scope, or another kind.
+#[tokio::test]
+async fn a_kind_that_is_made_anew_is_looked_up_anew() {
+    let bed = Bed::own_with(Options::apiserver_only(), "anew").await;
+    let receiver = Receiver::start().unwrap();
+    let settings = Settings::default().kubeconfig(bed.plane.admin_kubeconfig()).whole_cluster();
+    let _operator = Operator::start(&bed, settings).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let widgets = Widgets::new(&bed);
+    let put = async |kind: &str, namespace: Option<&str>, size: u32| {
+        let gvk = GroupVersionKind::gvk(&widgets.group, "v1", kind);
+        let resource = ApiResource::from_gvk_with_plural(&gvk, "widgets");
+        let api = match namespace {
+            Some(namespace) => Api::<DynamicObject>::namespaced_with(bed.client.clone(), namespace, &resource),
+            None => Api::all_with(bed.client.clone(), &resource),
+        };
+        let object = DynamicObject::new("one", &resource).data(json!({ "spec": { "size": size } }));
+        // Right after its CRD the apiserver may answer 429 or 404 for a moment.
+        until("the object is there", SOON, async || Ok(api.create(&PostParams::default(), &object).await.map(Some)?))
+            .await
+            .unwrap();
+    };
+    widgets.serve_as(&bed, "Cluster", "Widget").await;
+    put("Widget", None, 5).await;
+    track(&bed, "it", widgets.target(&bed, "Widget", "widgets"), "{.spec.size}").await;
+    let mut wanted = vec![("Created", Some("5"))];
+    bed.delivered("it", &wanted).await;
+
+    // Taken away for a while,
+    widgets.end(&bed).await;
+    bed.waiting("it", "ResourceMismatch: ").await;
+    wanted.push(("Deleted", None));
+    bed.delivered("it", &wanted).await;
+    widgets.serve_as(&bed, "Namespaced", "Widget").await;
+    put("Widget", Some(&bed.namespace), 6).await;
+    wanted.push(("Created", Some("6")));
+    bed.delivered("it", &wanted).await;
+    bed.waiting("it", "").await;
+
+    // and so soon made again that no watch may have noticed.
+    widgets.end(&bed).await;
+    widgets.serve_as(&bed, "Cluster", "Gadget").await;
+    put("Gadget", None, 7).await;
+    wanted.push(("Deleted", None));
+    bed.delivered("it", &wanted).await;
+    let words = bed.waiting("it", "ResourceMismatch: widgets of ").await;
+    assert!(words.ends_with("write target.kind: Gadget"), "{words}");
+    bed.patch::<TrackedField>("it", json!({ "spec": { "target": { "kind": "Gadget" } } })).await;
+    wanted.push(("Created", Some("7")));
+    bed.delivered("it", &wanted).await;
+    bed.waiting("it", "").await;
 }
 
 #[tokio::test]

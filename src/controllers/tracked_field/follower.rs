@@ -10,11 +10,28 @@ use uuid::Uuid;
 use super::field::{Field, Observed};
 use super::history::{Observation, ObservationBuffer, State};
 use super::tracker::TargetKey;
+use crate::api::TrackedField;
 use crate::api::tracked_field::Subject;
 
+/// For whom, and of what, a field is followed. A pass over another spec, or over an object of the same name that was there
+/// before, must neither add to what is observed nor take it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whose {
+    /// UID of the `TrackedField`.
+    pub uid: Option<String>,
+    /// What its spec tracks.
+    pub subject: Subject,
+}
+
+impl Whose {
+    /// What `object` follows.
+    pub fn of(object: &TrackedField) -> Self {
+        Self { uid: object.uid(), subject: Subject::new(&object.spec.target, &object.spec.field) }
+    }
+}
+
 pub(super) struct Follower {
-    /// What its observations are of: a pass over an older or newer spec must not record them.
-    pub(super) subject: Subject,
+    pub(super) whose: Whose,
     pub(super) target: TargetKey,
     pub(super) field: Field,
     /// Shown by the watch since it last began to list.
@@ -40,9 +57,9 @@ pub(super) struct Newest {
 
 impl Follower {
     /// Nothing is known yet. `unread`: the watch may have shown the target already.
-    pub(super) fn new(subject: Subject, target: TargetKey, field: Field, unread: bool) -> Self {
+    pub(super) fn new(whose: Whose, target: TargetKey, field: Field, unread: bool) -> Self {
         Self {
-            subject,
+            whose,
             target,
             field,
             seen: false,
@@ -106,3 +123,6 @@ impl Follower {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

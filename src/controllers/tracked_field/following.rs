@@ -4,10 +4,11 @@ use kube::Api;
 use kube::core::DynamicObject;
 
 use super::field::Field;
+use super::follower::Whose;
 use super::target::{Resolved, TargetError};
 use super::tracker::TargetKey;
 use super::waiting::Waiting;
-use super::{Error, TrackedFields, subject};
+use super::{Error, TrackedFields};
 use crate::api::TrackedField;
 use crate::notify::Transport;
 use crate::runtime::watch_hub::ResourceName;
@@ -50,6 +51,7 @@ impl<T: Transport> TrackedFields<T> {
 
     fn end_idle_watches(&self) {
         self.hub.retain(|resource| self.tracker.follows(resource));
+        self.tracker.forget_watches();
     }
 
     /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and
@@ -63,13 +65,13 @@ impl<T: Transport> TrackedFields<T> {
         if let Ok(history) = object.history()
             && let Some(last) = history.last()
         {
-            self.tracker.told(&Key::of(object), &subject(object), last);
+            self.tracker.told(&Key::of(object), &Whose::of(object), last);
         }
     }
 
     fn follow_as(&self, object: &TrackedField, tracked: &Tracked, field: &Field) {
         let key = Key::of(object);
-        if self.tracker.follow(&key, &subject(object), &tracked.target, field, tracked.shard.clone()) {
+        if self.tracker.follow(&key, &Whose::of(object), &tracked.target, field, tracked.shard.clone()) {
             self.end_idle_watches();
         }
     }
@@ -116,17 +118,25 @@ impl<T: Transport> TrackedFields<T> {
         let target = &object.spec.target;
         let field = Field::compile(&target.kind, &object.spec.field)
             .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
-        let resolved = match self.resolver.resolve(&self.client, target).await {
+        let discovered = target.api_version.clone().zip(target.resource.clone());
+        let turn =
+            discovered.map_or(0, |(api_version, plural)| self.tracker.turn(&ResourceName { api_version, plural }));
+        let resolved = match self.resolver.resolve(&self.client, target, turn).await {
             Ok(resolved) => resolved,
             Err(error @ TargetError::Discovery(_)) => return Err(Error::Discovery(error).into()),
             Err(error) => return Err(Waiting::ResourceMismatch(error.to_string()).into()),
         };
-        let mut tracked = self.tracked(object, &resolved)?;
+        // What does not fit is not watched, so that nothing would ever tell that it is something else by now.
+        let tracked = self.tracked(object, &resolved).inspect_err(|_| self.resolver.forget(target));
+        let mut tracked = tracked?;
         self.follow_as(object, &tracked, &field);
         self.hub.ensure(&resolved.resource, resolved.namespaced);
         if self.tracker.unread(key, self.terms.resync) {
             match tracked.api.get_opt(&target.name).await {
-                Ok(object) => tracked.doubted = !self.tracker.read(key, object.as_ref()),
+                Ok(found) => {
+                    let whose = Whose::of(object);
+                    tracked.doubted = !self.tracker.read(key, &whose, &tracked.target, found.as_ref());
+                }
                 Err(kube::Error::Api(status)) if status.code == 403 => {
                     let message = status.message.clone();
                     return Err(Waiting::Forbidden { resource: tracked.target.resource, message }.into());

@@ -13,12 +13,13 @@ use kube::{Api, Client, ResourceExt};
 use tracing::debug;
 use uuid::Uuid;
 
+use self::follower::Whose;
 use self::following::{Tracked, Untracked};
 use self::target::{Resolver, TargetError};
-use self::tracker::Tracker;
+use self::tracker::{Tracker, Trouble};
 use self::waiting::Waiting;
 use crate::api::common::REQUESTED_AT;
-use crate::api::tracked_field::{Entry, History, StoredHistory, Subject};
+use crate::api::tracked_field::{Entry, History, StoredHistory};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
 use crate::notify::queue::{Offer, Outbox};
@@ -123,10 +124,6 @@ pub struct TrackedFields<T> {
     pub told: Mutex<HashMap<Key, (Waiting, Timestamp)>>,
 }
 
-fn subject(object: &TrackedField) -> Subject {
-    Subject::new(&object.spec.target, &object.spec.field)
-}
-
 impl<T: Transport> TrackedFields<T> {
     /// The object with what is Pending in it for certain: what is offered for the first time may come from a cache that
     /// does not show yet what another replica delivered. None where another pass has to look at it.
@@ -159,13 +156,13 @@ impl<T: Transport> TrackedFields<T> {
         outcomes: &[(String, history::Outcome)],
         held: bool,
     ) -> Result<Option<(Arc<TrackedField>, History)>, Error> {
-        let subject = subject(&object);
-        let seen = self.tracker.seen(key, &subject);
+        let whose = Whose::of(&object);
+        let seen = self.tracker.seen(key, &whose);
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
         let mut raced = false;
         loop {
             let inputs = history::Inputs {
-                subject: &subject,
+                subject: &whose.subject,
                 observations: &seen.observations,
                 outcomes,
                 in_flight: &self.outbox.in_flight(key),
@@ -224,9 +221,6 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             return Ok(Outcome::Done);
         }
         let tracked = self.track(&key, &object).await;
-        if tracked.as_ref().is_err_and(|untracked| untracked.waiting.ends_tracking()) {
-            self.unfollow(&key);
-        }
         let Some(object) = self.certain(&key, object).await? else { return Ok(Outcome::Waiting) };
         let point_key = Key::new(&key.namespace, &object.spec.contact_point);
         let point = self.points.get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
@@ -237,6 +231,10 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let Some((object, history)) = self.record(&key, object, &outcomes, held).await? else {
             return Ok(Outcome::Waiting);
         };
+        // Only now: what was seen before, such as the end of the target along with its CRD, is recorded.
+        if tracked.as_ref().is_err_and(|untracked| untracked.waiting.ends_tracking()) {
+            self.unfollow(&key);
+        }
         // Offered before the outcomes are given back: the line goes on with what the status now says.
         if suspended {
             self.outbox.withdraw(&key, false);
@@ -256,9 +254,14 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             Err(Untracked { waiting: Waiting::ResourceMismatch(_) | Waiting::Forbidden { .. }, .. }) => {
                 return Ok(Outcome::Waiting);
             }
+            Ok(Tracked { target, shard, .. })
+                if self.tracker.trouble(&target.resource, shard.as_deref()) == Some(Trouble::NotServed) =>
+            {
+                return Ok(Outcome::Waiting);
+            }
             _ if unserved => return Ok(Outcome::Waiting),
             Ok(Tracked { doubted: false, .. }) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
-            Ok(Tracked { doubted: true, .. }) => DOUBT,
+            Ok(_) => DOUBT,
             Err(_) => self.terms.resync,
         };
         Ok(Outcome::RequeueAfter([expires, renew].into_iter().flatten().fold(resync, Duration::min)))

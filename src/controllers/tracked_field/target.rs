@@ -1,7 +1,7 @@
 //! Which resource of the API a target is.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIResource;
 use kube::Client;
@@ -42,23 +42,41 @@ pub enum TargetError {
 
 /// Resources other than the three that every cluster has, as discovery told.
 #[derive(Default)]
-pub struct Resolver(Mutex<HashMap<(String, String), Resolved>>);
+pub struct Resolver(Mutex<HashMap<(String, String), Discovered>>);
+
+struct Discovered {
+    /// Of the resource's watch: when it was said.
+    turn: u64,
+    resolved: Resolved,
+}
 
 impl Resolver {
+    fn discovered(&self) -> MutexGuard<'_, HashMap<(String, String), Discovered>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What `target` is, if that is known without asking.
     pub fn known(&self, target: &Target) -> Option<Resolved> {
         match (&target.api_version, &target.resource) {
             (Some(api_version), Some(plural)) => {
-                let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-                let resolved = known.get(&(api_version.clone(), plural.clone()))?;
+                let discovered = self.discovered();
+                let Discovered { resolved, .. } = discovered.get(&(api_version.clone(), plural.clone()))?;
                 (resolved.resource.kind == target.kind).then(|| resolved.clone())
             }
             _ => built_in(&target.kind),
         }
     }
 
-    /// What `target` is. Asks the apiserver once for each resource that it serves.
-    pub async fn resolve(&self, client: &Client, target: &Target) -> Result<Resolved, TargetError> {
+    /// What was discovered of `target` is not to be believed any more.
+    pub fn forget(&self, target: &Target) {
+        if let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) {
+            self.discovered().remove(&(api_version.clone(), plural.clone()));
+        }
+    }
+
+    /// What `target` is. What the apiserver said before is believed if it fits, in the same `turn` of the resource's watch:
+    /// a CRD may have been deleted and made again with another scope or kind.
+    pub async fn resolve(&self, client: &Client, target: &Target, turn: u64) -> Result<Resolved, TargetError> {
         let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) else {
             return built_in(&target.kind).ok_or_else(|| {
                 TargetError::ResourceMismatch(format!(
@@ -74,18 +92,18 @@ impl Resolver {
             return Err(TargetError::Refused(OURS_ARE_NOT_TRACKED));
         }
         let key = (api_version.clone(), plural.clone());
-        let cached = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-        let resolved = match cached {
-            Some(resolved) => resolved,
-            None => discover(client, api_version, plural).await?,
-        };
+        let known = self.discovered().get(&key).filter(|known| known.turn == turn).map(|known| known.resolved.clone());
+        if let Some(known) = known.filter(|known| known.resource.kind == target.kind) {
+            return Ok(known);
+        }
+        let resolved = discover(client, api_version, plural).await?;
         if resolved.resource.kind != target.kind {
             return Err(TargetError::ResourceMismatch(format!(
                 "{plural} of {api_version} are of kind {}, not {}: write target.kind: {}",
                 resolved.resource.kind, target.kind, resolved.resource.kind
             )));
         }
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, resolved.clone());
+        self.discovered().insert(key, Discovered { turn, resolved: resolved.clone() });
         Ok(resolved)
     }
 }
@@ -137,19 +155,4 @@ pub fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> Option
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_near_name_is_found_and_a_far_one_is_not() {
-        let names = || ["telegram-cp", "pager", "mail"].into_iter();
-        assert_eq!(nearest("telegram-chat", names()), Some("telegram-cp"));
-        assert_eq!(nearest("zzz", names()), None);
-    }
-
-    #[test]
-    fn secrets_go_by_one_name() {
-        assert!(is_secret("v1", "secrets") && is_secret("v1", "Secrets") && is_secret("v1", "secrets/status"));
-        assert!(!is_secret("external-secrets.io/v1", "externalsecrets"));
-    }
-}
+mod tests;

@@ -12,10 +12,10 @@ use serde_json::Value;
 use tracing::warn;
 
 use super::field::Field;
-use super::follower::Follower;
+use super::follower::{Follower, Whose};
 use super::history::Observation;
 use crate::api::TrackedField;
-use crate::api::tracked_field::{Entry, Subject};
+use crate::api::tracked_field::Entry;
 use crate::runtime::Key;
 use crate::runtime::reconciler::Trigger;
 use crate::runtime::watch_hub::{Observer, ResourceName};
@@ -43,6 +43,8 @@ struct Tracked {
     followers: HashMap<Key, Follower>,
     targets: HashMap<TargetKey, Vec<Key>>,
     watches: HashMap<(ResourceName, Option<String>), Watch>,
+    /// How many turns all watches together have taken.
+    turns: u64,
 }
 
 /// How far a watch is.
@@ -50,6 +52,9 @@ struct Tracked {
 struct Watch {
     /// It has begun its first list: an object that is followed from now on may have been shown already.
     begun: bool,
+    /// The number of its last turn: it began to list anew, or was told that there is no such resource. What it was before
+    /// may then be something else.
+    turn: u64,
     /// What it was last refused with.
     trouble: Option<Trouble>,
 }
@@ -69,7 +74,7 @@ pub enum Trouble {
 pub struct Seen<'a> {
     tracker: &'a Tracker,
     key: &'a Key,
-    subject: &'a Subject,
+    whose: &'a Whose,
     /// Oldest first.
     pub observations: Vec<Observation>,
     /// How many more there were, before neighbours became one because there was no room for them.
@@ -88,7 +93,7 @@ impl Seen<'_> {
 impl Drop for Seen<'_> {
     fn drop(&mut self) {
         let mut state = self.tracker.state();
-        if let Some(follower) = state.followers.get_mut(self.key).filter(|follower| follower.subject == *self.subject) {
+        if let Some(follower) = state.follower(self.key, self.whose) {
             follower.merged += self.merged + follower.buffer.restore(std::mem::take(&mut self.observations));
         }
     }
@@ -105,30 +110,28 @@ impl Tracker {
     }
 
     /// Follows `field` of `target` for `key`, in place of what was followed for it before; whether there was such.
-    pub fn follow(
-        &self,
-        key: &Key,
-        subject: &Subject,
-        target: &TargetKey,
-        field: &Field,
-        shard: Option<String>,
-    ) -> bool {
+    pub fn follow(&self, key: &Key, whose: &Whose, target: &TargetKey, field: &Field, shard: Option<String>) -> bool {
         let mut state = self.state();
         let before = state.followers.get(key);
-        if before.is_some_and(|it| it.subject == *subject && it.target == *target && it.field == *field) {
+        if before.is_some_and(|it| it.whose == *whose && it.target == *target && it.field == *field) {
             return false;
         }
         let replaced = state.forget(key);
         let unread = state.watches.get(&(target.resource.clone(), shard)).is_some_and(|watch| watch.begun);
-        let follower = Follower::new(subject.clone(), target.clone(), field.clone(), unread);
+        let mut follower = Follower::new(whose.clone(), target.clone(), field.clone(), unread);
+        let was_followed = replaced.is_some();
+        if let Some(before) = replaced.filter(|before| before.whose == *whose) {
+            // The same series, of a resource that is in another scope now: what was seen is still to be recorded.
+            (follower.buffer, follower.merged) = (before.buffer, before.merged);
+        }
         state.followers.insert(key.clone(), follower);
         state.targets.entry(target.clone()).or_default().push(key.clone());
-        replaced
+        was_followed
     }
 
     /// Follows nothing for `key` any more; whether anything was.
     pub fn forget(&self, key: &Key) -> bool {
-        self.state().forget(key)
+        self.state().forget(key).is_some()
     }
 
     /// Whether anything of `resource` is followed.
@@ -138,12 +141,27 @@ impl Tracker {
 
     /// The newest entry of the history of `key`: what it tells of need not be recorded any more. A replica that stands by
     /// would otherwise keep all that it ever saw.
-    pub fn told(&self, key: &Key, subject: &Subject, last: &Entry) {
-        let mut state = self.state();
-        let follower = state.followers.get_mut(key).filter(|follower| follower.subject == *subject);
-        if let Some(follower) = follower.filter(|_| last.subject.as_ref() == Some(subject)) {
+    pub fn told(&self, key: &Key, whose: &Whose, last: &Entry) {
+        if last.subject.as_ref() == Some(&whose.subject)
+            && let Some(follower) = self.state().follower(key, whose)
+        {
             follower.buffer.drop_told(last);
         }
+    }
+
+    /// What was known of the watches of resources of which nothing is followed any more.
+    pub fn forget_watches(&self) {
+        let mut state = self.state();
+        let Tracked { targets, watches, .. } = &mut *state;
+        watches.retain(|(resource, _), _| targets.keys().any(|target| target.resource == *resource));
+    }
+
+    /// The turn in which the watch of `resource` is: another one after it has begun anew, or was told that the apiserver
+    /// does not serve it. 0 if there is none.
+    pub fn turn(&self, resource: &ResourceName) -> u64 {
+        let state = self.state();
+        let of_resource = state.watches.iter().filter(|((of, _), _)| of == resource);
+        of_resource.map(|(_, watch)| watch.turn).max().unwrap_or_default()
     }
 
     /// Whether the target's present state has to be read: the watch may have shown it already, or has not said anything
@@ -154,9 +172,11 @@ impl Tracker {
         follower.is_some_and(|it| it.unread || it.doubted || it.certain.elapsed() > trusted)
     }
 
-    /// The target's present state, as read: `None` is an object that does not exist. `false` if it is to be read once
+    /// The present state of `target`, as read: `None` is an object that does not exist. `false` if it is to be read once
     /// more in a moment: the watch showed something else last, and what lies between is lost unless it still comes.
-    pub fn read(&self, key: &Key, object: Option<&DynamicObject>) -> bool {
+    ///
+    /// A read takes time: whoever is followed by then may be another, and has to be read for anew.
+    pub fn read(&self, key: &Key, whose: &Whose, target: &TargetKey, object: Option<&DynamicObject>) -> bool {
         let read = match object {
             Some(object) => match whole(object) {
                 Some(whole) => Some((object, whole)),
@@ -165,21 +185,21 @@ impl Tracker {
             None => None,
         };
         let mut state = self.state();
-        let Some(follower) = state.followers.get_mut(key) else { return true };
+        let Some(follower) = state.follower(key, whose).filter(|follower| follower.target == *target) else {
+            return true;
+        };
         let read = read.map(|(object, whole)| (object, follower.field.extract(&whole)));
         follower.read(read)
     }
 
-    /// What is to be recorded for `key`, if it is `subject` that is followed.
-    pub fn seen<'a>(&'a self, key: &'a Key, subject: &'a Subject) -> Seen<'a> {
+    /// What is to be recorded for `key`, if it is `whose` that is followed.
+    pub fn seen<'a>(&'a self, key: &'a Key, whose: &'a Whose) -> Seen<'a> {
         let mut state = self.state();
-        let (observations, merged) = match state.followers.get_mut(key) {
-            Some(follower) if follower.subject == *subject => {
-                (follower.buffer.drain(), std::mem::take(&mut follower.merged))
-            }
-            _ => (Vec::new(), 0),
+        let (observations, merged) = match state.follower(key, whose) {
+            Some(follower) => (follower.buffer.drain(), std::mem::take(&mut follower.merged)),
+            None => (Vec::new(), 0),
         };
-        Seen { tracker: self, key, subject, observations, merged }
+        Seen { tracker: self, key, whose, observations, merged }
     }
 
     /// Whether the target of `key` exists, as far as is known.
@@ -237,24 +257,30 @@ fn in_shard(target: &TargetKey, shard: Option<&str>) -> bool {
 }
 
 impl Tracked {
-    fn forget(&mut self, key: &Key) -> bool {
-        let Some(follower) = self.followers.remove(key) else { return false };
+    /// What follows for `key`, if it is `whose`.
+    fn follower(&mut self, key: &Key, whose: &Whose) -> Option<&mut Follower> {
+        self.followers.get_mut(key).filter(|follower| follower.whose == *whose)
+    }
+
+    fn forget(&mut self, key: &Key) -> Option<Follower> {
+        let follower = self.followers.remove(key)?;
         if let Some(keys) = self.targets.get_mut(&follower.target) {
             keys.retain(|other| other != key);
             if keys.is_empty() {
                 self.targets.remove(&follower.target);
             }
         }
-        true
+        Some(follower)
     }
 }
 
 impl Observer for Tracker {
     fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
-        let Tracked { followers, watches, .. } = &mut *state;
+        let Tracked { followers, watches, turns, .. } = &mut *state;
         let watch = watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
-        watch.begun = true;
+        *turns += 1;
+        (watch.begun, watch.turn) = (true, *turns);
         for follower in followers.values_mut() {
             if follower.target.resource == *resource && in_shard(&follower.target, shard) {
                 follower.seen = false;
@@ -280,8 +306,10 @@ impl Observer for Tracker {
             }
             // The list may come from a cache that lags behind: a read tells whether it is gone.
             let known_absent = follower.newest.as_ref().is_some_and(|newest| newest.value.is_none());
-            follower.unread |= here && !follower.seen && !known_absent;
-            if here && follower.unread {
+            let missing = here && !follower.seen;
+            follower.unread |= missing && !known_absent;
+            // One that is known to be absent may have to be looked for in another scope by now.
+            if missing || (here && follower.unread) {
                 self.wake.wake(key);
             }
         }
@@ -300,7 +328,12 @@ impl Observer for Tracker {
     fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
         let Some(trouble) = Trouble::of(error) else { return };
         let mut state = self.state();
-        let watch = state.watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
+        let Tracked { watches, turns, .. } = &mut *state;
+        let watch = watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
+        if trouble == Trouble::NotServed {
+            *turns += 1;
+            watch.turn = *turns;
+        }
         let news = watch.trouble.as_ref().is_none_or(|known| discriminant(known) != discriminant(&trouble));
         if news {
             watch.trouble = Some(trouble);
@@ -333,41 +366,4 @@ fn whole(object: &DynamicObject) -> Option<Value> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use kube::discovery::ApiResource;
-    use serde_json::json;
-
-    use super::*;
-    use crate::api::tracked_field::Target;
-    use crate::controllers::tracked_field::history::Bounds;
-
-    /// As when the apiserver refuses every write for hours.
-    #[test]
-    fn what_cannot_be_recorded_stays_bounded_and_counted() {
-        let (tracker, key) = (Tracker::new(Trigger::default()), Key::new("shop", "web"));
-        let config_map = ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&());
-        let resource = ResourceName::from(&config_map);
-        let target = TargetKey { resource: resource.clone(), namespace: "shop".into(), name: "web".into() };
-        let subject = Subject::new(&Target::default(), "{.data.x}");
-        tracker.follow(&key, &subject, &target, &Field::compile("ConfigMap", "{.data.x}").unwrap(), None);
-        let mut made = 0;
-        for _ in 0..20 {
-            for _ in 0..300 {
-                made += 1;
-                let object = json!({
-                    "apiVersion": "v1", "kind": "ConfigMap", "data": { "x": made.to_string() },
-                    "metadata": { "namespace": "shop", "name": "web", "resourceVersion": made.to_string() },
-                });
-                tracker.present(&resource, serde_json::from_value(object).unwrap());
-            }
-            assert!(tracker.seen(&key, &subject).observations.len() <= Bounds::PENDING.items);
-        }
-        let seen = tracker.seen(&key, &subject);
-        assert_eq!(seen.observations.iter().map(Observation::changes).sum::<u64>(), made);
-        assert_eq!((seen.observations.len() + seen.merged) as u64, made);
-        seen.recorded();
-        let seen = tracker.seen(&key, &subject);
-        assert!(seen.observations.is_empty() && seen.merged == 0);
-    }
-}
+mod tests;

@@ -1,0 +1,119 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use kube::discovery::ApiResource;
+use serde_json::json;
+
+use super::*;
+use crate::api::tracked_field::Target;
+use crate::runtime::watch_hub::ResourceName;
+
+/// A follower that has to be read for, or whom the watch shows everything.
+fn follower(unread: bool) -> Follower {
+    let resource = ResourceName::from(&ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&()));
+    let target = TargetKey { resource, namespace: "shop".into(), name: "web".into() };
+    let whose = Whose { uid: Some("1".into()), subject: Subject::new(&Target::default(), "{.data.x}") };
+    Follower::new(whose, target, Field::compile("ConfigMap", "{.data.x}").unwrap(), unread)
+}
+
+fn object(uid: &str, version: u32) -> DynamicObject {
+    let metadata = json!({ "namespace": "shop", "name": "web", "uid": uid, "resourceVersion": version.to_string() });
+    serde_json::from_value(json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata })).unwrap()
+}
+
+impl Follower {
+    /// The watch shows version `version`.
+    fn shown(&mut self, version: u32, value: &str) -> bool {
+        self.observe(&object("u", version), Some(Observed::of_text(value)))
+    }
+
+    /// A read gives version `version`.
+    fn got(&mut self, version: u32, value: &str) -> bool {
+        self.read(Some((&object("u", version), Observed::of_text(value))))
+    }
+
+    /// What was buffered since the last time; `None` is that it is gone.
+    fn told(&mut self) -> Vec<Option<String>> {
+        let value = |observation: Observation| match observation.state {
+            State::Present { value, .. } => value.text().map(str::to_owned),
+            State::Absent => None,
+        };
+        self.buffer.drain().into_iter().map(value).collect()
+    }
+}
+
+fn values(values: &[&str]) -> Vec<Option<String>> {
+    values.iter().map(|value| Some((*value).to_owned())).collect()
+}
+
+#[test]
+fn a_watch_that_lags_behind_a_read_shows_no_news() {
+    let mut follower = follower(true);
+    assert!(follower.got(9, "c"), "nothing is known yet: it is believed at once");
+    assert!(!follower.shown(5, "a"));
+    assert!(!follower.shown(7, "b"));
+    assert!(!follower.observe(&object("before", 8), None), "the end of the one that was there before");
+    assert!(!follower.shown(9, "c"));
+    assert_eq!(follower.told(), values(&["c"]));
+    assert!(follower.shown(10, "b"), "it has caught up");
+    assert_eq!(follower.told(), values(&["b"]));
+}
+
+/// What did not change the field counts for what is older, too.
+#[test]
+fn the_newest_version_is_the_last_that_was_seen() {
+    let mut follower = follower(true);
+    assert!(follower.shown(5, "a"));
+    assert!(!follower.shown(9, "a"));
+    assert!(!follower.shown(7, "b"), "begun anew from an older list");
+    assert!(follower.shown(10, "b"));
+    assert_eq!(follower.told(), values(&["a", "b"]));
+}
+
+#[test]
+fn a_read_that_overtakes_the_watch_hides_nothing_that_still_comes() {
+    let mut follower = follower(false);
+    follower.shown(5, "a");
+    assert!(!follower.got(9, "c"), "to be read once more");
+    assert_eq!(follower.told(), values(&["a"]));
+    assert!(follower.shown(7, "b"));
+    assert!(follower.shown(9, "c"));
+    assert!(follower.got(9, "c"));
+    assert_eq!(follower.told(), values(&["b", "c"]));
+    assert!(!follower.got(12, "d"), "each time anew");
+}
+
+#[test]
+fn what_is_read_twice_is_believed() {
+    let mut follower = follower(false);
+    follower.shown(5, "a");
+    assert!(!follower.got(9, "c"));
+    assert!(follower.got(9, "c"), "the watch has missed it");
+    assert_eq!(follower.told(), values(&["a", "c"]));
+    assert!(!follower.doubted);
+
+    assert!(!follower.read(None));
+    assert_eq!(follower.told(), []);
+    assert!(follower.read(None));
+    assert_eq!(follower.told(), [None]);
+    assert!(follower.read(None), "that is known");
+    assert_eq!(follower.told(), []);
+}
+
+#[test]
+fn what_has_to_be_read_is_believed_at_once() {
+    let mut follower = follower(false);
+    follower.shown(5, "a");
+    follower.unread = true;
+    assert!(follower.read(None), "a list did not show it either");
+    assert!(!follower.unread);
+    assert_eq!(follower.told(), [Some("a".into()), None]);
+}
+
+#[test]
+fn one_of_another_uid_is_news_whatever_its_value() {
+    let mut follower = follower(false);
+    follower.shown(5, "a");
+    assert!(follower.observe(&object("v", 8), Some(Observed::of_text("a"))));
+    assert!(!follower.read(Some((&object("w", 9), Observed::of_text("a")))), "nor is that known to a read");
+    assert_eq!(follower.told(), values(&["a", "a"]));
+}

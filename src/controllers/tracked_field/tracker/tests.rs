@@ -1,0 +1,202 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::discovery::ApiResource;
+use rstest::rstest;
+use serde_json::json;
+
+use super::*;
+use crate::api::tracked_field::{Subject, Target};
+use crate::controllers::tracked_field::history::{Bounds, State};
+
+const PATH: &str = "{.data.x}";
+
+fn resource() -> ResourceName {
+    ResourceName::from(&ApiResource::erase::<ConfigMap>(&()))
+}
+
+fn target(name: &str) -> TargetKey {
+    TargetKey { resource: resource(), namespace: "shop".into(), name: name.into() }
+}
+
+fn whose(uid: &str, name: &str) -> Whose {
+    let target = Target { kind: "ConfigMap".into(), namespace: "shop".into(), name: name.into(), ..Target::default() };
+    Whose { uid: Some(uid.into()), subject: Subject::new(&target, PATH) }
+}
+
+fn object(name: &str, version: u64, x: &str) -> DynamicObject {
+    let object = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "data": { "x": x },
+        "metadata": { "namespace": "shop", "name": name, "uid": name, "resourceVersion": version.to_string() },
+    });
+    serde_json::from_value(object).unwrap()
+}
+
+/// What a pass would record, and records.
+fn taken(tracker: &Tracker, key: &Key, whose: &Whose) -> Vec<Option<String>> {
+    let seen = tracker.seen(key, whose);
+    let values = seen.observations.iter().map(|observation| match &observation.state {
+        State::Present { value, .. } => value.text().map(str::to_owned),
+        State::Absent => None,
+    });
+    let values = values.collect();
+    seen.recorded();
+    values
+}
+
+/// A tracker whose watch was there before what is followed: that has to be read.
+fn following(key: &Key, whose: &Whose, target: &TargetKey) -> Tracker {
+    let tracker = Tracker::new(Trigger::default());
+    tracker.listing(&resource(), None);
+    tracker.listed(&resource(), None);
+    follow(&tracker, key, whose, target);
+    tracker
+}
+
+fn follow(tracker: &Tracker, key: &Key, whose: &Whose, target: &TargetKey) -> bool {
+    tracker.follow(key, whose, target, &Field::compile("ConfigMap", PATH).unwrap(), None)
+}
+
+/// As when the apiserver refuses every write for hours.
+#[test]
+fn what_cannot_be_recorded_stays_bounded_and_counted() {
+    let (tracker, key) = (Tracker::new(Trigger::default()), Key::new("shop", "web"));
+    let whose = whose("1", "web");
+    follow(&tracker, &key, &whose, &target("web"));
+    let mut made = 0;
+    for _ in 0..20 {
+        for _ in 0..300 {
+            made += 1;
+            tracker.present(&resource(), object("web", made, &made.to_string()));
+        }
+        assert!(tracker.seen(&key, &whose).observations.len() <= Bounds::PENDING.items);
+    }
+    let seen = tracker.seen(&key, &whose);
+    assert_eq!(seen.observations.iter().map(Observation::changes).sum::<u64>(), made);
+    assert_eq!((seen.observations.len() + seen.merged) as u64, made);
+    seen.recorded();
+    let seen = tracker.seen(&key, &whose);
+    assert!(seen.observations.is_empty() && seen.merged == 0);
+}
+
+/// A pass reads the target; by the time that it has, something else is followed for the same name.
+#[rstest]
+#[case::another_spec(("1", "a"), ("1", "b"))]
+#[case::made_again_with_the_same_spec(("1", "a"), ("2", "a"))]
+fn a_read_counts_for_none_but_whom_it_was_made_for(#[case] before: (&str, &str), #[case] after: (&str, &str)) {
+    let key = Key::new("shop", "it");
+    let (old, new) = (whose(before.0, before.1), whose(after.0, after.1));
+    let tracker = following(&key, &old, &target(before.1));
+    assert!(tracker.unread(&key, Duration::MAX));
+    assert!(follow(&tracker, &key, &new, &target(after.1)));
+    for read in [Some(object(before.1, 9, "old")), None] {
+        assert!(tracker.read(&key, &old, &target(before.1), read.as_ref()), "nothing to read once more");
+        assert!(tracker.unread(&key, Duration::MAX), "the new one is still to be read");
+        assert_eq!(tracker.exists(&key), None);
+        assert_eq!(taken(&tracker, &key, &new), []);
+    }
+    // Older than what was read for the other: it is news nevertheless.
+    tracker.present(&resource(), object(after.1, 5, "new"));
+    assert_eq!(taken(&tracker, &key, &old), [], "the old pass does not take it");
+    assert_eq!(taken(&tracker, &key, &new), [Some("new".to_owned())]);
+}
+
+/// The same object through another version of its API: a path may find something else there.
+#[test]
+fn a_read_of_another_resource_counts_for_none() {
+    let (key, whose, now) = (Key::new("shop", "it"), whose("1", "a"), target("a"));
+    let mut before = now.clone();
+    before.resource.api_version = "v1beta1".into();
+    let tracker = following(&key, &whose, &now);
+    assert!(tracker.read(&key, &whose, &before, Some(&object("a", 9, "old"))));
+    assert!(tracker.unread(&key, Duration::MAX));
+    assert!(tracker.read(&key, &whose, &now, Some(&object("a", 9, "new"))));
+    assert!(!tracker.unread(&key, Duration::MAX));
+    assert_eq!(taken(&tracker, &key, &whose), [Some("new".to_owned())]);
+}
+
+#[test]
+fn what_a_pass_gives_back_goes_to_none_but_whom_it_was_taken_from() {
+    let (key, old, new) = (Key::new("shop", "it"), whose("1", "a"), whose("2", "a"));
+    let tracker = Tracker::new(Trigger::default());
+    follow(&tracker, &key, &old, &target("a"));
+    tracker.present(&resource(), object("a", 5, "old"));
+    drop(tracker.seen(&key, &old));
+    assert_eq!(tracker.seen(&key, &old).observations.len(), 1, "not recorded: it is there again");
+    let seen = tracker.seen(&key, &old);
+    assert!(follow(&tracker, &key, &new, &target("a")));
+    drop(seen);
+    assert_eq!(taken(&tracker, &key, &new), []);
+}
+
+#[test]
+fn what_a_history_tells_is_dropped_for_none_but_whose_it_is() {
+    let (key, old, new) = (Key::new("shop", "it"), whose("1", "a"), whose("2", "a"));
+    let tracker = Tracker::new(Trigger::default());
+    follow(&tracker, &key, &new, &target("a"));
+    tracker.present(&resource(), object("a", 5, "x"));
+    let last: Entry = serde_json::from_value(json!({
+        "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "x", "subject": old.subject, "uid": "a",
+        "resourceVersion": "5",
+    }))
+    .unwrap();
+    tracker.told(&key, &old, &last);
+    assert_eq!(tracker.seen(&key, &new).observations.len(), 1);
+    tracker.told(&key, &new, &Entry { subject: Some(whose("2", "b").subject), ..last.clone() });
+    assert_eq!(tracker.seen(&key, &new).observations.len(), 1);
+    tracker.told(&key, &new, &last);
+    assert_eq!(taken(&tracker, &key, &new), []);
+}
+
+fn refusal(code: u16) -> watcher::Error {
+    let status = json!({ "status": "Failure", "message": "no", "reason": "", "code": code });
+    watcher::Error::WatchError(serde_json::from_value(status).unwrap())
+}
+
+/// After it what discovery said before is asked for again.
+#[test]
+fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
+    let (key, whose, target) = (Key::new("shop", "it"), whose("1", "a"), target("a"));
+    let tracker = Tracker::new(Trigger::default());
+    follow(&tracker, &key, &whose, &target);
+    let mut turns = vec![tracker.turn(&resource())];
+    let mut turn = |new: bool, what: &str| {
+        let turn = tracker.turn(&resource());
+        assert_eq!(!turns.contains(&turn), new, "{what}");
+        turns.push(turn);
+    };
+    tracker.listing(&resource(), None);
+    turn(true, "the first list");
+    tracker.present(&resource(), object("a", 5, "x"));
+    tracker.listed(&resource(), None);
+    tracker.stands(&resource(), None);
+    tracker.failing(&resource(), None, &refusal(500));
+    tracker.failing(&resource(), None, &refusal(403));
+    turn(false, "it goes on");
+    for _ in 0..2 {
+        tracker.failing(&resource(), None, &refusal(404));
+        turn(true, "not served");
+    }
+    tracker.listing(&resource(), None);
+    turn(true, "served again");
+
+    tracker.forget_watches();
+    turn(false, "it is still followed");
+    tracker.forget(&key);
+    tracker.forget_watches();
+    assert_eq!((tracker.turn(&resource()), tracker.trouble(&resource(), None)), (0, None));
+    tracker.listing(&resource(), None);
+    turn(true, "never one that was");
+}
+
+#[test]
+fn what_was_seen_in_another_scope_is_still_recorded() {
+    let (key, whose, here) = (Key::new("shop", "it"), whose("1", "a"), target("a"));
+    let tracker = Tracker::new(Trigger::default());
+    follow(&tracker, &key, &whose, &here);
+    tracker.present(&resource(), object("a", 5, "x"));
+    tracker.gone(&resource(), object("a", 6, "x"));
+    assert!(follow(&tracker, &key, &whose, &TargetKey { namespace: String::new(), ..here }));
+    assert_eq!(tracker.exists(&key), None, "there nothing was seen yet");
+    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned()), None]);
+}
