@@ -1,6 +1,7 @@
 //! Receivers that hang, break or refuse: nobody else is held up, nothing is lost, and what waited is told at once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -8,7 +9,7 @@ use http::{HeaderValue, StatusCode};
 use quartermaster::api::TrackedField;
 use quartermaster::api::tracked_field::Delivery;
 use serde_json::{Value, json};
-use testbed::receiver::{Receiver, Reply};
+use testbed::receiver::{Receiver, Reply, Request};
 use testbed::tls::Authority;
 use testbed::wait::until;
 
@@ -108,6 +109,29 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
         let ids: Vec<&Value> = entries.iter().map(|entry| &entry["id"]).collect();
         assert_eq!(data["ids"].as_array().unwrap().iter().collect::<Vec<_>>(), ids);
     }
+}
+
+/// However many hang, and for however long.
+#[tokio::test]
+async fn many_receivers_that_hang_delay_no_other() {
+    const POINTS: usize = 20;
+    let bed = Bed::shared("many").await;
+    let (slow, quick) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    // Longer than this test lasts: none of them gives way to another.
+    let _operator = Operator::start(&bed, Settings::default().flag("--send-timeout=1h")).await;
+    slow.always(Reply::hang());
+    for point in 0..POINTS {
+        bed.webhook(&format!("slow-{point}"), &format!("{}/{point}", slow.url())).await;
+    }
+    let all = |requests: &[Arc<Request>]| {
+        requests.iter().map(|request| &request.path).collect::<BTreeSet<_>>().len() == POINTS
+    };
+    slow.wait_for(SOON, all).await.unwrap();
+    bed.webhook("quick", &quick.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "quick").await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    assert_eq!(slow.requests().len(), POINTS, "each still hangs in its first request");
 }
 
 /// What goes wrong on the way: each is tried again, said in words, and mended without a hand.

@@ -4,6 +4,7 @@
 
 use std::fmt::Debug;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::ControlPlane;
+use testbed::proxy::Proxy;
 use testbed::wait::until;
 use tokio::sync::OnceCell;
 
@@ -116,6 +118,15 @@ impl Bed {
         let object: Namespace = serde_json::from_value(json!({ "metadata": { "name": namespace } })).unwrap();
         Api::all(client.clone()).create(&PostParams::default(), &object).await.unwrap();
         Self { plane, client, namespace }
+    }
+
+    /// A proxy in front of the apiserver, and a kubeconfig that leads the operator through it.
+    pub async fn through_proxy(&self) -> (Proxy, PathBuf) {
+        let direct = self.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
+        let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
+        let file = direct.with_extension("proxied");
+        proxy.write_kubeconfig(&direct, &file).unwrap();
+        (proxy, file)
     }
 
     /// The objects of a kind in the namespace.
