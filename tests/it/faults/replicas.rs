@@ -167,53 +167,49 @@ fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
 /// What waits for its next attempt when the process is stopped is due when it goes on, before it knows of its loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
-    const MESSAGES: usize = 40;
     const AFTER: u64 = 5;
     let bed = bare("thawed").await;
-    let receiver = Receiver::start().unwrap();
+    // One for each message: to each there is a connection that lasts, so that sending takes but a moment.
+    let receivers: Vec<Receiver> = (0..40).map(|_| Receiver::start().unwrap()).collect();
     let mut leader = Operator::start(&bed, candidate(0)).await;
     leads(&leader).await;
     bed.deployment("web", 1).await;
-    for point in 0..MESSAGES {
-        bed.webhook(&format!("point-{point}"), &format!("{}/point-{point}", receiver.url())).await;
+    for (at, receiver) in receivers.iter().enumerate() {
+        bed.webhook(&format!("point-{at}"), &receiver.url()).await;
     }
-    for point in 0..MESSAGES {
-        bed.ready(&format!("point-{point}")).await;
-    }
-    let busy = Reply::status(StatusCode::SERVICE_UNAVAILABLE).header(RETRY_AFTER, AFTER);
-    receiver.always(busy);
-    for point in 0..MESSAGES {
-        bed.track(&format!("it-{point}"), "Deployment", "web", "replicas", &format!("point-{point}")).await;
+    for (at, receiver) in receivers.iter().enumerate() {
+        bed.ready(&format!("point-{at}")).await;
+        receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE).header(RETRY_AFTER, AFTER));
+        bed.track(&format!("it-{at}"), "Deployment", "web", "replicas", &format!("point-{at}")).await;
     }
     until("each was put off", SOON, async || {
         let metrics = leader.metrics().await;
         let line = "quartermaster_notifications_total{type=\"webhook\",outcome=\"retried\"} ";
         let put_off = metrics.lines().find_map(|it| it.strip_prefix(line)).map(str::parse::<usize>);
-        Ok(put_off.transpose()?.filter(|count| *count >= MESSAGES))
+        Ok(put_off.transpose()?.filter(|count| *count >= receivers.len()))
     })
     .await
     .unwrap();
     leader.child().freeze().unwrap();
     let frozen = Instant::now();
-    receiver.behave();
+    receivers.iter().for_each(Receiver::behave);
     let standby = Operator::start(&bed, candidate(1)).await;
     leads(&standby).await;
-    for point in 0..MESSAGES {
-        bed.delivered(&format!("it-{point}"), &[("Created", Some("1"))]).await;
+    for at in 0..receivers.len() {
+        bed.delivered(&format!("it-{at}"), &[("Created", Some("1"))]).await;
     }
-    until("each is due", SOON, async || Ok((frozen.elapsed() > Duration::from_secs(2 * AFTER)).then_some(())))
-        .await
-        .unwrap();
-    receiver.forget();
+    let due = async || Ok((frozen.elapsed() > Duration::from_secs(AFTER)).then_some(()));
+    until("what was put off is due", SOON, due).await.unwrap();
+    receivers.iter().for_each(Receiver::forget);
     leader.child().thaw().unwrap();
     let ended = leader.child().wait(SOON).await.unwrap();
     assert_eq!(ended.code(), Some(1), "it ends by itself: {}", leader.child().log_tail());
-    // What this one sends comes after all that the other one did.
+    // By then all has arrived that the other one sent.
     bed.scale("web", 2).await;
-    for point in 0..MESSAGES {
-        bed.delivered(&format!("it-{point}"), &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    for at in 0..receivers.len() {
+        bed.delivered(&format!("it-{at}"), &[("Created", Some("1")), ("Updated", Some("2"))]).await;
     }
-    let late = told(&receiver).into_iter().filter(|request| request.sender == "life-0").count();
+    let late = receivers.iter().flat_map(told).filter(|request| request.sender == "life-0").count();
     assert_eq!(late, 0, "sent without the lease");
 }
 
