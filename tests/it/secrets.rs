@@ -176,7 +176,11 @@ async fn the_operators_secrets(#[case] mode: &str, #[case] ready: [bool; 3]) {
     bed.create::<ContactPoint>("webhook-marked", webhook(name("marked"))).await;
     for (point, ready) in ["telegram", "webhook-plain", "webhook-marked"].into_iter().zip(ready) {
         if ready {
-            bed.ready(point).await;
+            let status = json!(bed.ready(point).await.status).to_string();
+            for what in ["plain", "marked"] {
+                let uid = secrets.get(&name(what)).await.unwrap().metadata.uid.unwrap();
+                assert!(!status.contains(&uid), "{point} tells of what is not its own: {status}");
+            }
         } else {
             bed.not_ready(point, "SecretNotFound").await;
         }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::Resource as _;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -25,6 +26,7 @@ use tokio::sync::OnceCell;
 
 mod look;
 mod operator;
+mod searched;
 
 #[allow(unused_imports)] // as above
 pub use look::{CHAT, READY, bot_api, changes, condition, taken, texts};
@@ -142,6 +144,9 @@ impl Bed {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned + Serialize,
     {
+        if K::kind(&()) == Secret::KIND {
+            searched::remember(&rest);
+        }
         let mut object = rest;
         object["metadata"]["name"] = name.into();
         let object: K = serde_json::from_value(object).unwrap();
@@ -153,6 +158,9 @@ impl Bed {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
+        if K::kind(&()) == Secret::KIND {
+            searched::remember(&patch);
+        }
         self.api().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap()
     }
 
