@@ -5,7 +5,8 @@ SHELL := /bin/bash
   bench demo clean
 
 # The one on PATH, otherwise the one that is built with the control plane.
-KUBECTL = $(shell command -v kubectl || echo "$$(bash hack/controlplane/build.sh)/kubectl")
+KUBECTL = $(shell command -v kubectl || { echo "no kubectl on PATH: taking the control plane's, all of which is built unless it is there" >&2; \
+  echo "$$(bash hack/controlplane/build.sh)/kubectl"; })
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -49,6 +49,9 @@ package openssl openssl
 package jq jq
 # On nearly every Linux, but not in the smallest images.
 package setpriv util-linux
+package setsid util-linux
+package awk mawk
+echo Linux | grep -qP 'L\K\w+' 2>/dev/null || miss "grep -P" "apt-get install grep, or your distribution's package of GNU grep"
 package flock util-linux
 package sha256sum coreutils
 

@@ -245,7 +245,7 @@ pub struct ContactPointStatus {
 pub struct Tested {
     /// Digest of the spec without `suspend`.
     pub spec: String,
-    /// UID and resourceVersion of each Secret that was read, as `UID/RESOURCEVERSION`.
+    /// Digest of the UID and resourceVersion of each Secret that was read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<String>,
 }

@@ -10,11 +10,13 @@ use super::contact_point::{self, ContactPoints, endpoint::Source};
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::{self, Terms, TrackedFields, target::Resolver};
 use crate::api::{ContactPoint, TrackedField};
+use crate::cli::Config;
 use crate::notify::client::{self, Sender};
 use crate::notify::queue::{Outbox, Patience};
 use crate::runtime::Key;
 use crate::runtime::backoff::Policy;
 use crate::runtime::cache::Touched;
+use crate::runtime::leader::Fence;
 use crate::runtime::manager::Manager;
 use crate::runtime::reconciler::Reconciler;
 use crate::runtime::watch_hub::WatchHub;
@@ -26,7 +28,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let fields = manager.kind::<TrackedField>(tracked_field::NAME);
     let timings = manager.config.timings.clone();
     let outbox = Outbox::new(
-        Sender::new(sender(manager)).map_err(anyhow::Error::msg)?,
+        Sender::new(sender(&manager.config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
         Patience { retry: Policy { min: timings.retry_min, max: timings.retry_max }, stopped: timings.stopped_retry },
         manager.metrics.clone(),
         fields.trigger.clone(),
@@ -137,18 +139,49 @@ fn concerns(point: &ContactPoint, field: &TrackedField, points: &Store<ContactPo
         && (*name == point.name_any() || points.get(&ObjectRef::new(name).within(&namespace)).is_none())
 }
 
-fn sender(manager: &Manager) -> client::Config {
-    let fence = manager.fence.clone();
-    let settings = &manager.config.notifications;
+/// How it is sent by these flags, and only while `fence` is held.
+fn sender(config: &Config, fence: Fence) -> client::Config {
+    let settings = &config.notifications;
     client::Config {
         telegram_api_url: settings.telegram_api_url.clone(),
-        cluster_name: manager.config.cluster_name.clone(),
+        cluster_name: config.cluster_name.clone(),
         webhook_proxy: settings.webhook_proxy.clone(),
         allow_loopback: settings.allow_loopback,
         deny_cidrs: settings.deny.clone(),
-        attempt_timeout: manager.config.timings.send_timeout,
-        retry_after_cap: manager.config.timings.retry_after_max,
+        attempt_timeout: config.timings.send_timeout,
+        retry_after_cap: config.timings.retry_after_max,
         held: Arc::new(move || fence.held()),
         ..client::Config::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::time::Duration;
+
+    use clap::Parser;
+    use tokio::time::{Instant, advance};
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    /// That it is asked before each request is shown where requests are sent (`notify::client`).
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_sent_but_under_the_lease() {
+        let Command::Run(flags) = Cli::try_parse_from(["quartermaster", "run"]).unwrap().command else { panic!() };
+        let config = flags.config(&[contact_point::NAME]).unwrap();
+        let fence = Fence::shut();
+        let held = sender(&config, fence.clone()).held;
+        assert!(!held(), "before the first renewal");
+        fence.renewed(Instant::now(), Duration::from_secs(6));
+        assert!(held());
+        advance(Duration::from_secs(6)).await;
+        assert!(!held(), "not renewed in time");
+        fence.renewed(Instant::now(), Duration::from_secs(6));
+        assert!(held());
+        fence.close();
+        assert!(!held(), "lost");
     }
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::sync::Semaphore;
 
@@ -26,11 +26,13 @@ pub struct Rules {
     pub deny: Vec<IpNet>,
 }
 
-/// Metadata services outside the link-local networks: AWS over IPv6, Alibaba Cloud, Azure.
-const METADATA: [IpAddr; 3] = [
-    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
-    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
-    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+/// Metadata services outside the link-local networks: all that AWS has over IPv6 (`::254` is the machine's metadata, `::23`
+/// EKS Pod Identity), Google Cloud over IPv6, Alibaba Cloud, Azure.
+const METADATA: [IpNet; 4] = [
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(100, 100, 100, 200), 32)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(168, 63, 129, 16), 32)),
 ];
 /// "This network" (RFC 1122): Linux takes 0.0.0.0 for loopback.
 const THIS_NETWORK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8);
@@ -72,7 +74,7 @@ impl Rules {
             IpAddr::V4(v4) => THIS_NETWORK.contains(&v4),
             IpAddr::V6(v6) => v6.is_unspecified(),
         };
-        if link_local || METADATA.contains(&address) {
+        if link_local || METADATA.iter().any(|net| net.contains(&address)) {
             return refuse("link-local and cloud metadata addresses always are");
         }
         if unspecified {
@@ -181,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    const ALWAYS: [&str; 9] = [
+    const ALWAYS: [&str; 12] = [
         "169.254.169.254",
         "169.254.0.1",
         "169.254.255.255",
@@ -191,6 +193,9 @@ mod tests {
         "0.1.2.3",
         "fe80::1",
         "fd00:ec2::254",
+        "fd00:ec2::23",
+        "fd00:ec2:ffff::1",
+        "fd20:ce::254",
     ];
 
     fn open() -> Rules {
@@ -220,7 +225,16 @@ mod tests {
         for address in ["fe80::", "febf:ffff::1", "::"] {
             assert!(open().check(address.parse().unwrap()).is_err(), "{address}");
         }
-        for address in ["fec0::1", "fd00:ec2::253", "169.253.255.255", "169.255.0.0", "1.0.0.0", "100.100.100.201"] {
+        for address in [
+            "fec0::1",
+            "fd00:ec1:ffff::1",
+            "fd00:ec3::",
+            "fd20:ce::253",
+            "169.253.255.255",
+            "169.255.0.0",
+            "1.0.0.0",
+            "100.100.100.201",
+        ] {
             assert_eq!(open().check(address.parse().unwrap()), Ok(()), "{address}");
         }
     }

@@ -1,6 +1,7 @@
 //! Receivers that hang, break or refuse: nobody else is held up, nothing is lost, and what waited is told at once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -8,7 +9,7 @@ use http::{HeaderValue, StatusCode};
 use quartermaster::api::TrackedField;
 use quartermaster::api::tracked_field::Delivery;
 use serde_json::{Value, json};
-use testbed::receiver::{Receiver, Reply};
+use testbed::receiver::{Receiver, Reply, Request};
 use testbed::tls::Authority;
 use testbed::wait::until;
 
@@ -46,6 +47,7 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
     bed.ready("quick").await;
     slow.always(Reply::hang());
     slow.forget();
+    let began = Instant::now();
     for field in 0..FIELDS {
         bed.deployment(&format!("web-{field}"), 0).await;
         track_long(&bed, &format!("slow-{field}"), &format!("web-{field}"), "slow").await;
@@ -72,8 +74,10 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
     assert!(changes(&slow).is_empty());
     let hung = slow.requests();
     assert!(hung.iter().all(|request| request.answered.is_none()));
-    // One request at a time, each as long as its timeout: not one for every change.
-    assert!(hung.windows(2).all(|pair| pair[1].at - pair[0].at >= Duration::from_secs(2)), "two at a time");
+    // One request at a time, each as long as its timeout, and each the same one: not one for every change.
+    let most = began.elapsed().as_secs() / 2 + 1;
+    assert!(u64::try_from(hung.len()).unwrap() <= most, "{} requests where one at a time are {most}", hung.len());
+    assert!(hung.iter().all(|request| request.body == hung[0].body), "another one while that one hangs");
     let waiting = bed.waiting("slow-0", "DeliveryFailing: \"slow\": no answer within 2 s").await;
     assert_eq!(format!("DeliveryFailing: {}", bed.event("slow-0", "DeliveryFailing").await), waiting);
     bed.ready("slow").await;
@@ -108,6 +112,29 @@ async fn a_receiver_that_hangs_delays_no_other_and_is_told_in_digests_later() {
         let ids: Vec<&Value> = entries.iter().map(|entry| &entry["id"]).collect();
         assert_eq!(data["ids"].as_array().unwrap().iter().collect::<Vec<_>>(), ids);
     }
+}
+
+/// However many hang, and for however long.
+#[tokio::test]
+async fn many_receivers_that_hang_delay_no_other() {
+    const POINTS: usize = 20;
+    let bed = Bed::shared("many").await;
+    let (slow, quick) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    // Longer than this test lasts: none of them gives way to another.
+    let _operator = Operator::start(&bed, Settings::default().flag("--send-timeout=1h")).await;
+    slow.always(Reply::hang());
+    for point in 0..POINTS {
+        bed.webhook(&format!("slow-{point}"), &format!("{}/{point}", slow.url())).await;
+    }
+    let all = |requests: &[Arc<Request>]| {
+        requests.iter().map(|request| &request.path).collect::<BTreeSet<_>>().len() == POINTS
+    };
+    slow.wait_for(SOON, all).await.unwrap();
+    bed.webhook("quick", &quick.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "quick").await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    assert_eq!(slow.requests().len(), POINTS, "each still hangs in its first request");
 }
 
 /// What goes wrong on the way: each is tried again, said in words, and mended without a hand.

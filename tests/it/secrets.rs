@@ -9,10 +9,10 @@ use kube::api::{DeleteParams, PostParams};
 use quartermaster::api::ContactPoint;
 use rstest::rstest;
 use serde_json::{Value, json};
-use testbed::proxy::{Fault, Match, Proxy, Times, Verb};
+use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
 
-use crate::support::{ACCOUNT, Bed, CHAT, Operator, SOON, SYSTEM, Settings, TOKEN, bot_api};
+use crate::support::{Bed, CHAT, Operator, SOON, SYSTEM, Settings, TOKEN, bot_api};
 
 fn telegram_spec(secret: &str, key: &str) -> Value {
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": secret, "key": key } });
@@ -90,10 +90,7 @@ async fn a_missing_secret_or_key_says_where_it_was_looked_for() {
 async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
     let bed = Bed::shared("unreadable").await;
     let telegram = bot_api();
-    let direct = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
-    let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
-    let file = direct.with_extension("unreadable");
-    proxy.write_kubeconfig(&direct, &file).unwrap();
+    let (proxy, file) = bed.through_proxy().await;
     let settings = Settings::default().telegram(&telegram.url()).flag("--secret-reread=200ms").kubeconfig(file);
     let _operator = Operator::start(&bed, settings).await;
     bed.telegram("good", TOKEN, CHAT).await;
@@ -122,10 +119,7 @@ async fn an_apiserver_that_gives_no_secret_is_told_of_and_changes_nothing() {
 async fn a_status_that_was_written_has_no_secret_read() {
     let bed = Bed::shared("reads").await;
     let receiver = Receiver::start().unwrap();
-    let direct = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
-    let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
-    let file = direct.with_extension("reads");
-    proxy.write_kubeconfig(&direct, &file).unwrap();
+    let (proxy, file) = bed.through_proxy().await;
     let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     // From the test message on the watch is held back: it would often be faster than the answer to a write.
     let frozen = Arc::new(OnceLock::new());
@@ -145,6 +139,36 @@ async fn a_status_that_was_written_has_no_secret_read() {
     bed.webhook("marker", &receiver.url()).await;
     bed.ready("marker").await;
     assert_eq!(proxy.count(&Match::verb(Verb::Get).resource("secrets").name("url")), 2);
+}
+
+/// An answer of the apiserver that is no Secret may still hold what one holds.
+#[tokio::test]
+async fn an_answer_that_is_no_secret_is_quoted_nowhere() {
+    let bed = Bed::shared("malformed").await;
+    let telegram = bot_api();
+    let (proxy, file) = bed.through_proxy().await;
+    let settings = Settings::default().telegram(&telegram.url()).flag("--log-level=trace").kubeconfig(file);
+    let operator = Operator::start(&bed, settings).await;
+    let metadata = json!({ "name": "bot-token", "namespace": bed.namespace });
+    // Of the right shape but for one place, and that one is named in words that quote what stands there.
+    let malformed = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": TOKEN });
+    let secret = Match::verb(Verb::Get).resource("secrets").name("bot-token");
+    let said = proxy.inject(secret, Times::Always, Fault::Say(malformed.to_string()));
+    bed.telegram("bot", TOKEN, CHAT).await;
+    let point = bed.not_ready("bot", "SecretUnreadable").await;
+    assert!(words(&point).contains("the answer is no Secret"), "{}", words(&point));
+    said.wait_for_hits(3, SOON).await.unwrap();
+    let event = bed.event("bot", "SecretUnreadable").await;
+    for (place, text) in [
+        ("status", json!(point).to_string()),
+        ("Event", event),
+        ("metrics", operator.metrics().await),
+        ("log", operator.logs()),
+    ] {
+        assert!(!text.contains("ABCDEFU"), "the {place} holds the token");
+    }
+    said.take_back();
+    bed.ready("bot").await;
 }
 
 /// A Secret in the operator's namespace, taken away at the end.
@@ -181,7 +205,11 @@ async fn the_operators_secrets(#[case] mode: &str, #[case] ready: [bool; 3]) {
     bed.create::<ContactPoint>("webhook-marked", webhook(name("marked"))).await;
     for (point, ready) in ["telegram", "webhook-plain", "webhook-marked"].into_iter().zip(ready) {
         if ready {
-            bed.ready(point).await;
+            let status = json!(bed.ready(point).await.status).to_string();
+            for what in ["plain", "marked"] {
+                let uid = secrets.get(&name(what)).await.unwrap().metadata.uid.unwrap();
+                assert!(!status.contains(&uid), "{point} tells of what is not its own: {status}");
+            }
         } else {
             bed.not_ready(point, "SecretNotFound").await;
         }

@@ -303,6 +303,8 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     bed.deployment("web", 1).await;
     track(&bed, "suspended", json!({ "contactPoint": "held", "suspend": true })).await;
     bed.patch::<ContactPoint>("held", json!({ "spec": { "suspend": true } })).await;
+    // The two kinds come by two watches.
+    bed.not_ready("held", "Suspended").await;
     track(&bed, "by-point", json!({ "contactPoint": "held" })).await;
     for name in ["suspended", "by-point"] {
         bed.until(name, "held", |field: &TrackedField| {

@@ -34,7 +34,7 @@ pub struct Source {
 pub struct Gathered {
     /// Where to send.
     pub endpoint: Endpoint,
-    /// Each as `UID/RESOURCEVERSION`.
+    /// The digest of each one's UID and resourceVersion.
     pub secrets: Vec<String>,
 }
 
@@ -199,8 +199,10 @@ impl Found {
         }
     }
 
+    /// Tells one version of one Secret from every other. A digest, because who reads the status may not even know that one
+    /// of the operator's own is there.
     fn version(&self) -> String {
-        format!("{}/{}", self.uid, self.resource_version)
+        standing::short_digest(format!("{}/{}", self.uid, self.resource_version))
     }
 }
 

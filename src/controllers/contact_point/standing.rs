@@ -14,8 +14,12 @@ pub const SUSPENDED: &str = "Suspended";
 /// Digest of what a spec says of the endpoint: suspending it is no change of that.
 pub fn digest(spec: &ContactPointSpec) -> String {
     let spec = ContactPointSpec { suspend: None, ..spec.clone() };
-    let json = serde_json::to_vec(&spec).unwrap_or_default();
-    Sha256::digest(json).iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
+    short_digest(serde_json::to_vec(&spec).unwrap_or_default())
+}
+
+/// The first 64 bits of a SHA-256, in hexadecimal.
+pub fn short_digest(bytes: impl AsRef<[u8]>) -> String {
+    Sha256::digest(bytes).iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 /// The supergroup that the chat of the spec with this digest became: what became of another spec's chat is not this one's.

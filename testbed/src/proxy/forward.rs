@@ -94,6 +94,7 @@ async fn before(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<
         match fault {
             Fault::Delay(delay) => tokio::time::sleep(*delay).await,
             Fault::Answer(refusal) => return Ok(Some(refuse(*refusal))),
+            Fault::Say(body) => return Ok(Some(json_response(StatusCode::OK, body.clone().into()))),
             Fault::Cut => return Err(cut()),
             Fault::Hang => std::future::pending().await,
             Fault::Gone if about.verb == Verb::Watch => return Ok(Some(json_response(StatusCode::OK, GONE.into()))),

@@ -183,6 +183,8 @@ pub enum Fault {
     Delay(Duration),
     /// It is not forwarded; this is the answer.
     Answer(Refusal),
+    /// It is not forwarded; the answer is 200 with this body.
+    Say(String),
     /// It is not forwarded; the connection is cut (of HTTP/2, the stream).
     Cut,
     /// It is not forwarded, and never answered.

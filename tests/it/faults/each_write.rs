@@ -10,8 +10,8 @@ use testbed::proxy::{Fault, Match, Point, Then, Times};
 use testbed::receiver::Receiver;
 use tokio::sync::Notify;
 
+use super::bare;
 use super::told::{Told, told};
-use super::{bare, through};
 use crate::support::{Bed, Operator, Plane, Settings};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -43,7 +43,7 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
     bed.track("web", "Deployment", "web", "replicas", "hook").await;
-    let (proxy, file) = through(&bed).await;
+    let (proxy, file) = bed.through_proxy().await;
     let (reached, dead) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let hook = {
         let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));

@@ -14,7 +14,7 @@ use testbed::wait::until;
 
 use super::ledger::Ledger;
 use super::told::told;
-use super::{CAUGHT_UP, assert_no_repeats, bare, through};
+use super::{CAUGHT_UP, assert_no_repeats, bare};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const CHANGES: u64 = 5000;
@@ -94,7 +94,7 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
     track(&bed, "small", "0").await;
     track(&bed, "huge", &huge(0)).await;
     let ledger = Ledger::open(&bed);
-    let (proxy, file) = through(&bed).await;
+    let (proxy, file) = bed.through_proxy().await;
     // The apiserver needs longest for a long status: it is to spend its time on the changes.
     proxy.inject(status_writes(), Times::Always, Fault::Delay(Duration::from_millis(500)));
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
@@ -147,7 +147,7 @@ async fn a_thousand_changes_while_no_status_can_be_written() {
     bed.webhook("hook", &receiver.url()).await;
     track(&bed, "small", &long(0)).await;
     let ledger = Ledger::open(&bed);
-    let (proxy, file) = through(&bed).await;
+    let (proxy, file) = bed.through_proxy().await;
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     all_delivered(&bed, "small", &long(0)).await;
 

@@ -1,7 +1,6 @@
 //! What must hold when processes are killed, connections cut, answers lost and receivers down.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use quartermaster::api::tracked_field::Entry;
@@ -42,15 +41,6 @@ async fn bare(name: &str) -> Bed {
     bed
 }
 
-/// A proxy in front of the apiserver, and a kubeconfig that leads the operator through it.
-async fn through(bed: &Bed) -> (Proxy, PathBuf) {
-    let direct = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
-    let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
-    let file = direct.with_extension("proxied");
-    proxy.write_kubeconfig(&direct, &file).unwrap();
-    (proxy, file)
-}
-
 /// An operator behind a proxy that tells one receiver of Deployments.
 struct Scene {
     receiver: Receiver,
@@ -79,7 +69,7 @@ async fn scene(name: &str, deployments: &[&str], flags: &[&str]) -> Scene {
         bed.track(name, "Deployment", name, "replicas", "hook").await;
     }
     let ledger = Ledger::open(&bed);
-    let (proxy, file) = through(&bed).await;
+    let (proxy, file) = bed.through_proxy().await;
     let settings = flags.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
     let operator = Operator::start(&bed, settings).await;
     for name in deployments {

@@ -2,9 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use testbed::receiver::Receiver;
+use http::StatusCode;
+use http::header::RETRY_AFTER;
+use testbed::proxy::{Match, Verb};
+use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
 use super::ledger::Ledger;
@@ -56,18 +59,8 @@ impl Scene {
     /// Starts replica number `life`: they take turns with the two accounts.
     async fn replica(&self, life: usize) -> Operator {
         let file = self.bed.plane.kubeconfig_for_service_account(SYSTEM, account(life)).await.unwrap();
-        let mut settings = Settings::default().kubeconfig(file).flag(&format!("--cluster-name=life-{life}"));
-        // A lease ends soon; what is under way at a shutdown has time also on a slow machine.
-        for flag in [
-            "--leader-elect",
-            "--lease-duration=3s",
-            "--lease-renew-deadline=2s",
-            "--lease-retry-period=200ms",
-            "--drain=10s",
-        ] {
-            settings = settings.flag(flag);
-        }
-        Operator::start(&self.bed, settings).await
+        // What is under way at a shutdown has time also on a slow machine.
+        Operator::start(&self.bed, candidate(life).kubeconfig(file).flag("--drain=10s")).await
     }
 
     /// Changes fields one after the other until `enough`. Gives the newest values.
@@ -98,6 +91,13 @@ impl Scene {
 
 fn account(life: usize) -> &'static str {
     if life.is_multiple_of(2) { ACCOUNT } else { OTHER }
+}
+
+/// How replica number `life` is started. A lease ends soon.
+fn candidate(life: usize) -> Settings {
+    let flags = ["--leader-elect", "--lease-duration=3s", "--lease-renew-deadline=2s", "--lease-retry-period=200ms"];
+    let settings = Settings::default().flag(&format!("--cluster-name=life-{life}"));
+    flags.iter().fold(settings, |settings, flag| settings.flag(flag))
 }
 
 async fn leads(operator: &Operator) {
@@ -162,6 +162,91 @@ fn assert_sent_one_each(scene: &Scene, life: usize, thawed: Instant) {
             assert!(sent.insert(request.path.clone()), "replica {life} sent twice to {}", request.path);
         }
     }
+}
+
+/// What waits for its next attempt when the process is stopped is due when it goes on, before it knows of its loss.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_was_frozen_past_its_lease_sends_nothing_more() {
+    const AFTER: u64 = 5;
+    let bed = bare("thawed").await;
+    // One for each message: to each there is a connection that lasts, so that sending takes but a moment.
+    let receivers: Vec<Receiver> = (0..40).map(|_| Receiver::start().unwrap()).collect();
+    let mut leader = Operator::start(&bed, candidate(0)).await;
+    leads(&leader).await;
+    bed.deployment("web", 1).await;
+    for (at, receiver) in receivers.iter().enumerate() {
+        bed.webhook(&format!("point-{at}"), &receiver.url()).await;
+    }
+    for (at, receiver) in receivers.iter().enumerate() {
+        bed.ready(&format!("point-{at}")).await;
+        receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE).header(RETRY_AFTER, AFTER));
+        bed.track(&format!("it-{at}"), "Deployment", "web", "replicas", &format!("point-{at}")).await;
+    }
+    until("each was put off", SOON, async || {
+        let metrics = leader.metrics().await;
+        let line = "quartermaster_notifications_total{type=\"webhook\",outcome=\"retried\"} ";
+        let put_off = metrics.lines().find_map(|it| it.strip_prefix(line)).map(str::parse::<usize>);
+        Ok(put_off.transpose()?.filter(|count| *count >= receivers.len()))
+    })
+    .await
+    .unwrap();
+    leader.child().freeze().unwrap();
+    let frozen = Instant::now();
+    receivers.iter().for_each(Receiver::behave);
+    let standby = Operator::start(&bed, candidate(1)).await;
+    leads(&standby).await;
+    for at in 0..receivers.len() {
+        bed.delivered(&format!("it-{at}"), &[("Created", Some("1"))]).await;
+    }
+    let due = async || Ok((frozen.elapsed() > Duration::from_secs(AFTER)).then_some(()));
+    until("what was put off is due", SOON, due).await.unwrap();
+    receivers.iter().for_each(Receiver::forget);
+    leader.child().thaw().unwrap();
+    let ended = leader.child().wait(SOON).await.unwrap();
+    assert_eq!(ended.code(), Some(1), "it ends by itself: {}", leader.child().log_tail());
+    // By then all has arrived that the other one sent.
+    bed.scale("web", 2).await;
+    for at in 0..receivers.len() {
+        bed.delivered(&format!("it-{at}"), &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    }
+    let late = receivers.iter().flat_map(told).filter(|request| request.sender == "life-0").count();
+    assert_eq!(late, 0, "sent without the lease");
+}
+
+/// A cache shows as waiting what another replica has delivered since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
+    let bed = bare("lags").await;
+    let receiver = Receiver::start().unwrap();
+    let ledger = Ledger::open(&bed);
+    let mut leader = Operator::start(&bed, candidate(0)).await;
+    leads(&leader).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    receiver.refuse().await.unwrap();
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.waiting("it", "DeliveryFailing").await;
+    // That is what this one's cache shows, and goes on to show.
+    let (proxy, file) = bed.through_proxy().await;
+    let standby = Operator::start(&bed, candidate(1).kubeconfig(file)).await;
+    let frozen = proxy.freeze(Match::watch("trackedfields"));
+    receiver.accept().await.unwrap();
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    frozen.wait_for_hits(1, SOON).await.unwrap();
+    leader.kill();
+    leads(&standby).await;
+    let asked = Match::verb(Verb::Get).resource("trackedfields").name("it");
+    until("it has looked at what waits, or sent it", SOON, async || {
+        Ok((proxy.count(&asked) > 0 || told(&receiver).len() > 1).then_some(()))
+    })
+    .await
+    .unwrap();
+    bed.scale("web", 2).await;
+    bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    let told = told(&receiver);
+    assert_order(&ledger, &told);
+    assert_no_repeats(&told);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

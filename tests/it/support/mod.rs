@@ -4,9 +4,11 @@
 
 use std::fmt::Debug;
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::Resource as _;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -18,11 +20,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use testbed::ControlPlane;
+use testbed::proxy::Proxy;
 use testbed::wait::until;
 use tokio::sync::OnceCell;
 
 mod look;
 mod operator;
+mod searched;
 
 #[allow(unused_imports)] // as above
 pub use look::{CHAT, READY, bot_api, changes, condition, taken, texts};
@@ -118,6 +122,15 @@ impl Bed {
         Self { plane, client, namespace }
     }
 
+    /// A proxy in front of the apiserver, and a kubeconfig that leads the operator through it.
+    pub async fn through_proxy(&self) -> (Proxy, PathBuf) {
+        let direct = self.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
+        let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
+        let file = direct.with_extension("proxied");
+        proxy.write_kubeconfig(&direct, &file).unwrap();
+        (proxy, file)
+    }
+
     /// The objects of a kind in the namespace.
     pub fn api<K>(&self) -> Api<K>
     where
@@ -131,6 +144,9 @@ impl Bed {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned + Serialize,
     {
+        if K::kind(&()) == Secret::KIND {
+            searched::remember(&rest);
+        }
         let mut object = rest;
         object["metadata"]["name"] = name.into();
         let object: K = serde_json::from_value(object).unwrap();
@@ -142,6 +158,9 @@ impl Bed {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
+        if K::kind(&()) == Secret::KIND {
+            searched::remember(&patch);
+        }
         self.api().patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap()
     }
 

@@ -73,7 +73,7 @@ impl Settings {
     }
 }
 
-/// A running operator; killed when dropped.
+/// A running operator; killed when dropped, and its logs are searched for what tests put into Secrets.
 pub struct Operator {
     child: Child,
     program: PathBuf,
@@ -173,6 +173,16 @@ impl Operator {
         let line = lines.next().context("it does not listen yet")?;
         let line: Value = serde_json::from_str(line)?;
         Ok(line["address"].as_str().context("no address")?.to_owned())
+    }
+}
+
+impl Drop for Operator {
+    fn drop(&mut self) {
+        let ended = self.child.kill();
+        if !std::thread::panicking() {
+            ended.unwrap();
+            super::searched::search(&self.logs());
+        }
     }
 }
 
