@@ -1,24 +1,28 @@
 //! Starts the two kinds that tell people of changes: they share the outbox.
 
 use std::collections::HashMap;
+use std::future;
 use std::sync::{Arc, Mutex};
 
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
+
+use tokio::sync::mpsc;
 
 use super::contact_point::{self, ContactPoints, endpoint::Source};
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::{self, Terms, TrackedFields, target::Resolver};
 use crate::api::{ContactPoint, TrackedField};
 use crate::cli::Config;
+use crate::notify::Transport;
 use crate::notify::client::{self, Sender};
 use crate::notify::queue::{Outbox, Patience};
 use crate::runtime::Key;
 use crate::runtime::backoff::Policy;
 use crate::runtime::cache::Touched;
 use crate::runtime::leader::Fence;
-use crate::runtime::manager::Manager;
-use crate::runtime::reconciler::Reconciler;
+use crate::runtime::manager::{Manager, Watched};
+use crate::runtime::reconciler::{Reconciler, Trigger};
 use crate::runtime::watch_hub::WatchHub;
 use crate::runtime::written::Written;
 
@@ -78,57 +82,88 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         told: Mutex::new(HashMap::new()),
     });
 
-    let told_of_point = {
-        let (controller, trigger) = (Arc::clone(&contact_points), points.trigger.clone());
-        let (all, fields, dependants) = (points.store.clone(), fields.store.clone(), fields.trigger.clone());
-        move |touched: Touched<ContactPoint>, all_seen: bool| {
-            let (point, gone) = match touched {
-                // Told of again once all have been seen.
-                Touched::Present(_) if !all_seen => return,
-                Touched::Present(point) => (point, false),
-                Touched::Gone(point) => (point, true),
-            };
-            let key = Key::of(point.as_ref());
-            if gone {
-                controller.gone(&key);
-            }
-            // Our own write is news to those who send there only.
-            if gone || !controller.written.knows(&key, &point) {
-                trigger.wake(&key);
-            }
-            for field in fields.state() {
-                if concerns(&point, &field, &all) {
-                    dependants.wake(&Key::of(field.as_ref()));
-                }
-            }
-        }
-    };
-    let told_of_field = {
-        let (controller, trigger) = (Arc::clone(&tracked_fields), fields.trigger.clone());
-        move |touched: Touched<TrackedField>, all_seen: bool| match touched {
-            Touched::Present(field) => {
-                let key = Key::of(field.as_ref());
-                controller.follow(&field);
-                // Otherwise told of again once all have been seen.
-                if all_seen {
-                    controller.watch(&field);
-                    if controller.written.knows(&key, &field) {
-                        controller.outbox.cached(&field);
-                    } else {
-                        trigger.wake(&key);
-                    }
-                }
-            }
-            Touched::Gone(field) => {
-                controller.gone(&Key::of(field.as_ref()));
-                trigger.wake(&Key::of(field.as_ref()));
-            }
-        }
-    };
+    let (ask, asked) = mpsc::unbounded_channel();
+    manager.spawn("the asking for what targets are", learn(Arc::clone(&tracked_fields), fields.store.clone(), asked));
+    let told_of_point = told_of_point(Arc::clone(&contact_points), &points, &fields);
+    let told_of_field = told_of_field(Arc::clone(&tracked_fields), fields.trigger.clone(), ask);
     // A contact point that is not cached yet must not be taken for one that does not exist.
     let points_settled = vec![points.phase.clone()];
     manager.control(points, contact_points, Vec::new(), told_of_point)?;
     manager.control(fields, tracked_fields, points_settled, told_of_field)
+}
+
+fn told_of_point<T: Transport>(
+    controller: Arc<ContactPoints<T>>,
+    points: &Watched<ContactPoint>,
+    fields: &Watched<TrackedField>,
+) -> impl Fn(Touched<ContactPoint>, bool) + Send + Sync + use<T> {
+    let (points, trigger) = (points.store.clone(), points.trigger.clone());
+    let (fields, dependants) = (fields.store.clone(), fields.trigger.clone());
+    move |touched, all_seen| {
+        let (point, gone) = match touched {
+            // Told of again once all have been seen.
+            Touched::Present(_) if !all_seen => return,
+            Touched::Present(point) => (point, false),
+            Touched::Gone(point) => (point, true),
+        };
+        let key = Key::of(point.as_ref());
+        if gone {
+            controller.gone(&key);
+        }
+        // Our own write is news to those who send there only.
+        if gone || !controller.written.knows(&key, &point) {
+            trigger.wake(&key);
+        }
+        for field in fields.state() {
+            if concerns(&point, &field, &points) {
+                dependants.wake(&Key::of(field.as_ref()));
+            }
+        }
+    }
+}
+
+fn told_of_field<T: Transport>(
+    controller: Arc<TrackedFields<T>>,
+    trigger: Trigger<TrackedField>,
+    ask: mpsc::UnboundedSender<Key>,
+) -> impl Fn(Touched<TrackedField>, bool) + Send + Sync {
+    move |touched, all_seen| match touched {
+        Touched::Present(field) => {
+            let key = Key::of(field.as_ref());
+            controller.follow(&field);
+            // Otherwise told of again once all have been seen.
+            if all_seen {
+                controller.watch(&field);
+                if !controller.knows(&field) {
+                    // It is heard for as long as the process lasts.
+                    let _ = ask.send(key.clone());
+                }
+                if controller.written.knows(&key, &field) {
+                    controller.outbox.cached(&field);
+                } else {
+                    trigger.wake(&key);
+                }
+            }
+        }
+        Touched::Gone(field) => {
+            controller.gone(&Key::of(field.as_ref()));
+            trigger.wake(&Key::of(field.as_ref()));
+        }
+    }
+}
+
+/// A replica that stands by runs no passes, which ask what a target of another kind is: it is to be watched there, too.
+async fn learn<T: Transport>(
+    controller: Arc<TrackedFields<T>>,
+    fields: Store<TrackedField>,
+    mut asked: mpsc::UnboundedReceiver<Key>,
+) {
+    while let Some(Key { namespace, name }) = asked.recv().await {
+        if let Some(field) = fields.get(&ObjectRef::new(&name).within(&namespace)) {
+            controller.learn(&field).await;
+        }
+    }
+    future::pending::<()>().await;
 }
 
 /// Whoever sends there waits for it, or has to say that it is gone; whoever names a contact point that there is not

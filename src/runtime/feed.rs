@@ -52,18 +52,19 @@ where
                     // A pass over what an older CRD has pruned would take it for what stands there.
                     cache.clear().into_iter().for_each(|gone| on(gone, false));
                     if self.presence.changed().await.is_err() {
-                        return;
+                        break;
                     }
                 }
                 Ok(_) => {
                     if self.watch(&mut cache, &on).await.is_err() {
-                        return;
+                        break;
                     }
                 }
-                // Whoever follows the CRD is gone, which ends the process.
-                Err(_) => return,
+                Err(_) => break,
             }
         }
+        // Whoever follows the CRD is gone: the process ends, for that or for what ended it.
+        std::future::pending::<()>().await;
     }
 
     fn say(&self, state: State) {
@@ -211,7 +212,8 @@ mod tests {
             assert_eq!(*phase.borrow(), State::Absent("older".into()));
             assert!(store.is_empty());
         }
+        // As at a shutdown: that it ends by itself would be a fault.
         drop(presence);
-        feed.await.unwrap();
+        tokio::time::timeout(Duration::from_secs(1), feed).await.unwrap_err();
     }
 }

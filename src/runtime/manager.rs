@@ -225,7 +225,8 @@ impl Manager {
         Ok(())
     }
 
-    fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
+    /// Runs `task` for as long as the process, also while this replica stands by. That it ends is a fault.
+    pub fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
         self.running.spawn(self.tasks.guard(name, task));
     }
 

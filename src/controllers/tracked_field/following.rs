@@ -10,6 +10,7 @@ use super::tracker::TargetKey;
 use super::waiting::Waiting;
 use super::{Error, TrackedFields};
 use crate::api::TrackedField;
+use crate::api::tracked_field::Target;
 use crate::notify::Transport;
 use crate::runtime::watch_hub::ResourceName;
 use crate::runtime::{Key, Scope};
@@ -113,15 +114,32 @@ impl<T: Transport> TrackedFields<T> {
         Ok(Tracked { target: key, api, shard, doubted: false })
     }
 
+    async fn resolve(&self, target: &Target) -> Result<Resolved, TargetError> {
+        let discovered = target.api_version.clone().zip(target.resource.clone());
+        let turn =
+            discovered.map_or(0, |(api_version, plural)| self.tracker.turn(&ResourceName { api_version, plural }));
+        self.resolver.resolve(&self.client, target, turn).await
+    }
+
+    /// Whether the target can be followed and watched without asking what it is.
+    pub fn knows(&self, object: &TrackedField) -> bool {
+        self.resolver.known(&object.spec.target).is_some()
+    }
+
+    /// Asks what the target is, then follows and watches it. That it cannot be is the pass's to say.
+    pub async fn learn(&self, object: &TrackedField) {
+        if self.resolve(&object.spec.target).await.is_ok() {
+            self.follow(object);
+            self.watch(object);
+        }
+    }
+
     /// Sees to it that the target is followed; `Err` says why it cannot be.
     pub(super) async fn track(&self, key: &Key, object: &TrackedField) -> Result<Tracked, Untracked> {
         let target = &object.spec.target;
         let field = Field::compile(&target.kind, &object.spec.field)
             .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
-        let discovered = target.api_version.clone().zip(target.resource.clone());
-        let turn =
-            discovered.map_or(0, |(api_version, plural)| self.tracker.turn(&ResourceName { api_version, plural }));
-        let resolved = match self.resolver.resolve(&self.client, target, turn).await {
+        let resolved = match self.resolve(target).await {
             Ok(resolved) => resolved,
             Err(error @ TargetError::Discovery(_)) => return Err(Error::Discovery(error).into()),
             Err(error) => return Err(Waiting::ResourceMismatch(error.to_string()).into()),
