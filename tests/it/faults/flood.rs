@@ -23,7 +23,7 @@ const KIB: usize = 1024;
 const MOST: usize = (512 + 256) * KIB;
 
 /// Tracks `.data.value` of a new `ConfigMap` of the same name.
-async fn track(bed: &Bed, name: &str, value: &str) {
+pub(super) async fn track_map(bed: &Bed, name: &str, value: &str) {
     bed.create::<ConfigMap>(name, json!({ "data": { "value": value } })).await;
     let target = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "resource": "configmaps", "namespace": bed.namespace, "name": name,
@@ -32,7 +32,7 @@ async fn track(bed: &Bed, name: &str, value: &str) {
     bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
 }
 
-async fn set(maps: &Api<ConfigMap>, name: &str, value: &str) {
+pub(super) async fn set_map(maps: &Api<ConfigMap>, name: &str, value: &str) {
     let patch = Patch::Merge(json!({ "data": { "value": value } }));
     maps.patch_metadata(name, &PatchParams::default(), &patch).await.unwrap();
 }
@@ -91,8 +91,8 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
     let huge = |change: u64| format!("{change}{}", "y".repeat(900_000));
-    track(&bed, "small", "0").await;
-    track(&bed, "huge", &huge(0)).await;
+    track_map(&bed, "small", "0").await;
+    track_map(&bed, "huge", &huge(0)).await;
     let ledger = Ledger::open(&bed);
     let (proxy, file) = bed.through_proxy().await;
     // The apiserver needs longest for a long status: it is to spend its time on the changes.
@@ -103,9 +103,9 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
     receiver.refuse().await.unwrap();
     let maps = bed.api();
     for change in 1..=CHANGES {
-        set(&maps, "small", &change.to_string()).await;
+        set_map(&maps, "small", &change.to_string()).await;
         if change % 500 == 0 {
-            set(&maps, "huge", &huge(change)).await;
+            set_map(&maps, "huge", &huge(change)).await;
         }
     }
     let words = bed.event("small", "EntriesMerged").await;
@@ -145,7 +145,7 @@ async fn a_thousand_changes_while_no_status_can_be_written() {
     let bed = bare("unwritten").await;
     let receiver = Receiver::start().unwrap();
     bed.webhook("hook", &receiver.url()).await;
-    track(&bed, "small", &long(0)).await;
+    track_map(&bed, "small", &long(0)).await;
     let ledger = Ledger::open(&bed);
     let (proxy, file) = bed.through_proxy().await;
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
@@ -154,11 +154,11 @@ async fn a_thousand_changes_while_no_status_can_be_written() {
     let maps = bed.api();
     // Written once, but it never learns that; refused from then on.
     let lost = proxy.inject(status_writes(), Times::First(1), Fault::LoseAnswer(Lost::Cut));
-    set(&maps, "small", &long(1)).await;
+    set_map(&maps, "small", &long(1)).await;
     lost.wait_for_hits(1, SOON).await.unwrap();
     let refused = proxy.inject(status_writes(), Times::Always, Fault::status(http::StatusCode::SERVICE_UNAVAILABLE));
     for change in 2..=1000 {
-        set(&maps, "small", &long(change)).await;
+        set_map(&maps, "small", &long(change)).await;
     }
     refused.wait_for_hits(refused.hits() + 2, SOON + Duration::from_secs(1)).await.unwrap();
     refused.take_back();

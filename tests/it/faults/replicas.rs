@@ -10,6 +10,7 @@ use testbed::proxy::{Match, Verb};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
+use super::flood::{set_map, track_map};
 use super::ledger::Ledger;
 use super::told::told;
 use super::{assert_no_repeats, assert_order, assert_repeats_bounded, bare, caught_up};
@@ -247,6 +248,29 @@ async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
     let told = told(&receiver);
     assert_order(&ledger, &told);
     assert_no_repeats(&told);
+}
+
+/// Of a kind that has to be asked for, unlike the three that every cluster has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_sees_what_happens_while_nobody_leads() {
+    let bed = bare("warm").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    let mut leader = Operator::start(&bed, candidate(0)).await;
+    leads(&leader).await;
+    track_map(&bed, "map", "1").await;
+    let mut told = vec![("Created", Some("1"))];
+    bed.delivered("map", &told).await;
+    let standby = Operator::start(&bed, candidate(1)).await;
+    let watches = |line: &str| line.contains("\"watching\"") && line.contains("configmaps");
+    until("it watches", SOON, async || Ok(standby.logs().lines().any(watches).then_some(()))).await.unwrap();
+    leader.child().freeze().unwrap();
+    for value in ["2", "3"] {
+        set_map(&bed.api(), "map", value).await;
+        told.push(("Updated", Some(value)));
+    }
+    leads(&standby).await;
+    bed.delivered("map", &told).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
