@@ -202,8 +202,6 @@ async fn other_kinds_are_granted_and_named_rightly() {
     widgets.end(&bed).await;
     widgets.serve(&bed).await;
     widgets.put(&bed, json!({ "size": 6 })).await;
-    let asked = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": "now" } } });
-    bed.patch::<TrackedField>("widget", asked).await;
     wanted.push(("Created", Some("6")));
     bed.delivered("widget", &wanted).await;
 }

@@ -250,10 +250,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let unserved = point.is_none() && self.points_phase.absent(&key.namespace).is_some();
         let resync = match tracked {
             Err(Untracked { error: Some(error), .. }) => return Err(error),
-            // Neither a new CRD nor a new right wakes anybody.
-            Err(Untracked { waiting: Waiting::ResourceMismatch(_) | Waiting::Forbidden { .. }, .. }) => {
-                return Ok(Outcome::Waiting);
-            }
+            Err(Untracked { waiting, .. }) if waiting.ends_unnoticed() => return Ok(Outcome::Waiting),
             Ok(Tracked { target, shard, .. })
                 if self.tracker.trouble(&target.resource, shard.as_deref()) == Some(Trouble::NotServed) =>
             {

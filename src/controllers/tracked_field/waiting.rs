@@ -75,6 +75,16 @@ impl Waiting {
         matches!(self, Self::ResourceMismatch(_) | Self::OutOfScope { .. } | Self::Field { .. })
     }
 
+    /// Whether nobody is woken by its end: neither a new CRD nor a new right is watched for.
+    pub fn ends_unnoticed(&self) -> bool {
+        match self {
+            Self::ResourceMismatch(_) | Self::Forbidden { .. } => true,
+            // Of a kind that may be made anew in the other scope.
+            Self::OutOfScope { namespace } => namespace.is_empty(),
+            _ => false,
+        }
+    }
+
     /// The reason, as Events have it.
     pub fn reason(&self) -> &'static str {
         match self {

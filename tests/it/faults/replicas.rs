@@ -261,9 +261,9 @@ async fn a_standby_sees_what_happens_while_nobody_leads() {
     track_map(&bed, "map", "1").await;
     let mut told = vec![("Created", Some("1"))];
     bed.delivered("map", &told).await;
-    let standby = Operator::start(&bed, candidate(1)).await;
-    let watches = |line: &str| line.contains("\"watching\"") && line.contains("configmaps");
-    until("it watches", SOON, async || Ok(standby.logs().lines().any(watches).then_some(()))).await.unwrap();
+    let standby = Operator::start(&bed, candidate(1).flag("--log-level=debug")).await;
+    let listed = |line: &str| line.contains("\"listed\"") && line.contains("configmaps");
+    until("it has listed", SOON, async || Ok(standby.logs().lines().any(listed).then_some(()))).await.unwrap();
     leader.child().freeze().unwrap();
     for value in ["2", "3"] {
         set_map(&bed.api(), "map", value).await;
