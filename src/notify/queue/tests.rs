@@ -18,6 +18,8 @@ use crate::notify::{Endpoint, Failure, Sent, StopReason};
 use crate::runtime::Key;
 use crate::runtime::backoff::Policy;
 
+mod answers;
+
 const PATIENCE: Patience = Patience {
     retry: Policy { min: Duration::from_secs(1), max: Duration::from_mins(5) },
     stopped: Duration::from_mins(5),
@@ -150,44 +152,6 @@ fn what_did_not_fit_goes_next() {
 }
 
 #[test]
-fn a_retry_is_the_same_request_and_comes_later() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.answer(&request, Err(retry("refused")));
-    line.offer("b", &["2"]);
-    assert!(line.waits());
-    line.now += PATIENCE.retry.min * 2;
-    assert_eq!(ids(&line.take().unwrap()), ["1"], "its receiver can tell that it is the same");
-    assert_eq!(line.lines.in_flight(&key("a")).len(), 1);
-}
-
-#[test]
-fn a_retry_without_one_of_its_entries_is_a_new_request() {
-    let mut line = Line::open();
-    line.offer("a", &["1", "2"]);
-    let request = line.take().unwrap();
-    line.answer(&request, Err(retry("refused")));
-    line.offer("a", &["1!", "2"]); // the first one grew too old
-    line.now += PATIENCE.retry.min * 2;
-    assert_eq!(ids(&line.take().unwrap()), ["2"]);
-}
-
-#[test]
-fn a_receiver_may_ask_for_more_time() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    let after = Duration::from_secs(1000);
-    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(after) }));
-    let last = Duration::from_millis(1);
-    line.now += after.saturating_sub(last);
-    assert!(line.waits());
-    line.now += last;
-    assert!(!line.waits());
-}
-
-#[test]
 fn an_object_with_something_in_the_air_moves_to_no_other_line_until_it_has_landed() {
     let mut line = Line::open();
     line.lines.configure(&key("q"), chat(), Stage::Open);
@@ -200,88 +164,6 @@ fn an_object_with_something_in_the_air_moves_to_no_other_line_until_it_has_lande
     line.lines.offer(&key("q"), offer("a", &["1!", "2"]));
     line.lines.recorded(&key("a"), &outcomes);
     assert_eq!(ids(&line.take_of("q").unwrap()), ["2"]);
-}
-
-#[test]
-fn a_test_message_opens_nothing_until_the_status_says_so() {
-    let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Test);
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    assert!(request.picks.is_empty());
-    assert!(line.taken(&request, 0).point);
-    assert_eq!(line.lines.standing(&key("p")), Standing::Taken { migrated_to: None });
-    assert!(line.waits());
-    line.lines.open(&key("p"));
-    assert_eq!(ids(&line.take().unwrap()), ["1"]);
-}
-
-#[test]
-fn a_stopped_receiver_is_tried_with_the_oldest_message_or_the_test_message() {
-    let mut line = Line::open();
-    line.offer("a", &["1", "2"]);
-    let request = line.take().unwrap();
-    let stop = || Failure::Stop { reason: StopReason::Forbidden, message: "403".into() };
-    assert!(line.answer(&request, Err(stop())).point);
-    assert!(line.waits());
-    assert!(line.lines.in_flight(&key("a")).is_empty(), "it was refused: it is not in the air");
-    line.now += PATIENCE.stopped;
-    let request = line.take().unwrap();
-    assert_eq!(ids(&request), ["1"]);
-    assert!(!line.answer(&request, Err(stop())).point, "the same again is no news");
-    line.offer("a", &["1!", "2!"]);
-    line.now += PATIENCE.stopped;
-    let request = line.take().unwrap();
-    assert!(request.picks.is_empty());
-    assert!(line.taken(&request, 0).point);
-    line.offer("a", &["3"]);
-    assert_eq!(ids(&line.take().unwrap()), ["3"]);
-}
-
-#[test]
-fn a_rejected_digest_is_sent_one_by_one_and_only_the_culprit_fails() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    line.offer("b", &["2"]);
-    let rejected = |carried| Failure::Rejected { message: "400".into(), carried };
-    let request = line.take().unwrap();
-    line.answer(&request, Err(rejected(2)));
-    let request = line.take().unwrap();
-    assert_eq!(ids(&request), ["1"]);
-    line.answer(&request, Err(rejected(1)));
-    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Failed { reason: "400".into() })]);
-    let request = line.take().unwrap();
-    assert_eq!(ids(&request), ["2"]);
-    line.taken(&request, 1);
-    assert_eq!(line.record("b", &["2!"]), [("2".to_owned(), Outcome::Delivered)]);
-}
-
-#[test]
-fn a_rejected_template_is_tried_once_more_without_it() {
-    let mut line = Line::open();
-    line.lines.configure(&key("p"), templated(), Stage::Open);
-    let mut object = field("a", &["1"]).as_ref().clone();
-    object.spec.template = Some("{{ value }}".into());
-    line.lines.offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
-    let rejected = || Failure::Rejected { message: "400".into(), carried: 1 };
-    let request = line.take().unwrap();
-    assert!(!request.plain);
-    line.answer(&request, Err(rejected()));
-    let request = line.take().unwrap();
-    assert!(request.plain);
-    line.answer(&request, Err(rejected()));
-    assert_eq!(line.record("a", &["1!"]).len(), 1);
-}
-
-/// A contact point's `body` stays in a plain request: a second one would be the same.
-#[test]
-fn a_rejected_body_is_not_tried_again() {
-    let mut line = Line::open();
-    line.lines.configure(&key("p"), templated(), Stage::Open);
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.answer(&request, Err(Failure::Rejected { message: "400".into(), carried: 1 }));
-    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Failed { reason: "400".into() })]);
 }
 
 #[test]
@@ -334,23 +216,6 @@ fn what_waits_is_counted() {
     assert_eq!(line.offer("a", &["1!", "2", "3", "4"]), 1);
     assert_eq!(line.lines.withdraw(&key("a"), false), -3);
     assert_eq!(line.lines.withdraw(&key("a"), true), 0);
-}
-
-#[test]
-fn failures_are_told_from_the_second_on() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    for round in 1..=2 {
-        line.now += PATIENCE.stopped;
-        let request = line.take().unwrap();
-        let concerned = line.answer(&request, Err(retry("refused")));
-        assert_eq!(concerned.fields.len(), usize::from(round == 2));
-        assert_eq!(line.lines.failing(&key("p")).is_some(), round == 2);
-    }
-    line.now += PATIENCE.stopped;
-    let request = line.take().unwrap();
-    line.taken(&request, 1);
-    assert_eq!(line.lines.failing(&key("p")), None);
 }
 
 #[test]
@@ -465,84 +330,4 @@ fn two_workers_do_not_send_one_request_twice() {
     assert!(line.take().is_some());
     assert!(line.take().is_none(), "it is in the air");
     assert!(line.waits());
-}
-
-#[test]
-fn a_receiver_that_rejected_everything_loses_no_entry_on_being_tried() {
-    let mut line = Line::open();
-    let rejected = || Failure::Rejected { message: "400".into(), carried: 1 };
-    line.lines.configure(&key("p"), chat(), Stage::Probe);
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    assert_eq!(ids(&request), ["1"]);
-    assert!(line.answer(&request, Err(rejected())).point);
-    assert!(line.lines.outcomes(&key("a")).is_empty());
-    line.now += PATIENCE.stopped;
-    let request = line.take().unwrap();
-    assert!(request.picks.is_empty(), "the test message shows as well that it is mended");
-    assert!(line.taken(&request, 0).point);
-    assert_eq!(ids(&line.take().unwrap()), ["1"]);
-}
-
-#[test]
-fn no_wait_is_beyond_the_clock() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(Duration::MAX) }));
-    assert!(line.waits());
-}
-
-#[test]
-fn what_a_receiver_says_differently_each_time_is_no_news() {
-    let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Test);
-    let mut say = |words: &str| {
-        line.now += PATIENCE.stopped;
-        let request = line.take().unwrap();
-        line.answer(&request, Err(retry(words))).point
-    };
-    assert!(say("it is in trouble (503, request 1)"));
-    assert!(!say("it is in trouble (503, request 2)"));
-    assert!(say("it is in trouble (502, request 3)"));
-    assert!(say("it is in trouble (502, request 4): mend it"));
-    assert!(say("no answer within 10 s"));
-}
-
-#[test]
-fn a_stopped_receiver_may_ask_for_more_time() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.answer(&request, Err(Failure::Stop { reason: StopReason::Forbidden, message: "403".into() }));
-    line.now += PATIENCE.stopped;
-    let request = line.take().unwrap();
-    let hour = Duration::from_hours(1);
-    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(hour) }));
-    line.now += PATIENCE.stopped;
-    assert!(line.waits());
-    line.now += hour;
-    assert!(!line.waits());
-}
-
-#[test]
-fn a_long_pause_is_told_of_at_once_and_a_mended_receiver_that_has_another_trouble_says_so() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    let after = Some(Duration::from_hours(1));
-    let concerned = line.answer(&request, Err(Failure::Retry { message: "too many requests".into(), after }));
-    assert_eq!((concerned.point, concerned.fields), (true, vec![key("a")]));
-    assert_eq!(line.lines.failing(&key("p")).unwrap(), "too many requests (not before 3600 s have passed)");
-
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.answer(&request, Err(Failure::Stop { reason: StopReason::Redirected, message: "302".into() }));
-    line.now += PATIENCE.stopped;
-    let request = line.take().unwrap();
-    assert!(line.answer(&request, Err(retry("503"))).point);
-    assert_eq!(line.lines.standing(&key("p")), Standing::Retrying("503".into()));
-    line.now += PATIENCE.retry.min * 2;
-    assert_eq!(ids(&line.take().unwrap()), ["1"], "as soon as any other failure");
 }

@@ -1,0 +1,170 @@
+//! How the Bot API is spoken to.
+
+use super::*;
+
+#[tokio::test]
+async fn a_telegram_message_is_one_post() {
+    let server = MockServer::start().await;
+    Mock::given(method("POST"))
+        .and(path(format!("/bot{TOKEN}/sendMessage")))
+        .respond_with(ResponseTemplate::new(200).set_body_json(json!({ "ok": true, "result": { "message_id": 1 } })))
+        .mount(&server)
+        .await;
+    let sender = telegram(&server.uri());
+    assert_eq!(sender.send(&chat(7), TEST, false).await, Ok(Sent::default()));
+    let items = [updated("1", "3"), updated("3", "4")];
+    let sent = sender.send(&chat(7), Content::Entries(&items), false).await;
+    assert_eq!(sent, Ok(Sent { taken: 2, migrated_to: None }));
+    let requests = server.received_requests().await.unwrap();
+    let bodies: Vec<Value> = requests.iter().map(|request| request.body_json().unwrap()).collect();
+    assert_eq!(bodies[0], json!({ "chat_id": 7, "text": "Contact point is ready" }));
+    assert!(bodies[1]["text"].as_str().unwrap().starts_with("2 changes\n"));
+    assert_eq!(requests[0].headers["content-type"], "application/json");
+}
+
+/// The rules for what is permanent and what is retried; each also with an answer that is no JSON.
+#[rstest]
+#[case("{\"ok\":false,\"description\":\"x\"}")]
+#[case("<html>")]
+#[tokio::test]
+async fn every_status_of_the_bot_api(#[case] body: &'static str) {
+    let (server, status) = by_status(body).await;
+    let sender = telegram(&server.uri());
+    for code in 300..=599 {
+        status.store(code, Ordering::SeqCst);
+        let result = sender.send(&chat(7), TEST, false).await;
+        let expected = match code {
+            300..=399 => "Redirected",
+            401 | 404 => "Unauthorized",
+            403 => "Forbidden",
+            408 | 429 | 500.. => "Retry",
+            _ => "Rejected",
+        };
+        assert_eq!(kind(&result), expected, "{code}: {result:?}");
+    }
+}
+
+#[rstest]
+#[case(200, "", "Retry")]
+#[case(200, "{\"ok\":", "Retry")]
+#[case(200, "[]", "Retry")]
+#[case(200, "{\"ok\":\"yes\"}", "Retry")]
+#[case(200, "{\"ok\":false}", "Retry")]
+#[case(200, "{\"ok\":false,\"error_code\":403,\"description\":\"bot was blocked\"}", "Forbidden")]
+#[case(201, "{\"ok\":true}", "Retry")]
+#[case(400, "{\"ok\":false,\"description\":\"Bad Request: chat not found\"}", "ChatNotFound")]
+#[tokio::test]
+async fn success_is_200_and_ok(#[case] status: u16, #[case] body: &str, #[case] expected: &str) {
+    let server = answering(ResponseTemplate::new(status).set_body_string(body)).await;
+    let result = telegram(&server.uri()).send(&chat(7), TEST, false).await;
+    assert_eq!(kind(&result), expected, "{result:?}");
+}
+
+#[tokio::test]
+async fn retry_after_is_honoured_to_the_second_and_without_bound() {
+    let body = json!({ "ok": false, "error_code": 429, "description": "Too Many Requests: retry after 90000",
+        "parameters": { "retry_after": 90_000 } });
+    let server = answering(ResponseTemplate::new(429).set_body_json(body).insert_header("Retry-After", "1")).await;
+    let sender = telegram(&server.uri());
+    let result = sender.send(&chat(7), TEST, false).await;
+    assert!(
+        matches!(&result, Err(Failure::Retry { after: Some(after), .. }) if after.as_secs() == 90_000),
+        "{result:?}"
+    );
+    // It holds that chat for all, and no other.
+    sender.slot(&chat(8)).await;
+    let waited = tokio::time::timeout(Duration::from_millis(200), sender.slot(&chat(7))).await;
+    assert!(waited.is_err());
+}
+
+/// An answer that asks for more than a clock can tell panics nobody: the line adds it to the present.
+#[rstest]
+#[case(json!({ "ok": false, "parameters": { "retry_after": u64::MAX } }), "1")]
+#[case(json!({ "ok": false }), "18446744073709551615")]
+#[case(json!({ "ok": false }), "99999999999999999999999")]
+#[tokio::test]
+async fn a_wait_is_never_too_long_for_the_clock(#[case] body: Value, #[case] header: &str) {
+    let server = answering(ResponseTemplate::new(429).set_body_json(body).insert_header("Retry-After", header)).await;
+    let result = telegram(&server.uri()).send(&chat(7), TEST, false).await;
+    let Err(Failure::Retry { after: Some(after), .. }) = result else { panic!("{result:?}") };
+    assert!(after > Duration::from_hours(50 * 365 * 24), "{after:?}");
+    assert!(std::time::Instant::now().checked_add(after).is_some());
+}
+
+#[tokio::test]
+async fn without_parameters_the_header_counts() {
+    let server = answering(ResponseTemplate::new(429).insert_header("Retry-After", "7200")).await;
+    let result = telegram(&server.uri()).send(&chat(7), TEST, false).await;
+    assert!(matches!(result, Err(Failure::Retry { after: Some(after), .. }) if after.as_secs() == 7200));
+}
+
+#[tokio::test]
+async fn a_chat_that_moved_is_followed_once() {
+    let server = MockServer::start().await;
+    let moved = |to: i64| {
+        ResponseTemplate::new(400).set_body_json(json!({ "ok": false, "error_code": 400,
+            "description": "Bad Request: group chat was upgraded to a supergroup chat",
+            "parameters": { "migrate_to_chat_id": to } }))
+    };
+    let to = -1_001_234_567_890_i64;
+    Mock::given(body_partial_json(json!({ "chat_id": -7 }))).respond_with(moved(to)).mount(&server).await;
+    Mock::given(body_partial_json(json!({ "chat_id": to })))
+        .respond_with(ResponseTemplate::new(200).set_body_json(json!({ "ok": true })))
+        .mount(&server)
+        .await;
+    Mock::given(body_partial_json(json!({ "chat_id": -8 }))).respond_with(moved(-8)).mount(&server).await;
+    let sender = telegram(&server.uri());
+    let sent = sender.send(&chat(-7), Content::Entries(&[updated("1", "3")]), false).await;
+    assert_eq!(sent, Ok(Sent { taken: 1, migrated_to: Some(to) }));
+    assert_eq!(kind(&sender.send(&chat(-8), TEST, false).await), "Retry");
+    assert_eq!(server.received_requests().await.unwrap().len(), 4);
+}
+
+/// The chat that a message was moved to has its own pace, and its own silence.
+#[tokio::test]
+async fn the_pace_is_that_of_the_chat_it_moved_to() {
+    const TO: i64 = -1_001_234_567_890;
+    let server = MockServer::start().await;
+    let answer = |code: u16, parameters: Value| {
+        let body = json!({ "ok": false, "error_code": code, "parameters": parameters });
+        ResponseTemplate::new(code).set_body_json(body)
+    };
+    let (moved, busy) = (json!({ "migrate_to_chat_id": TO }), json!({ "retry_after": 90_000 }));
+    Mock::given(body_partial_json(json!({ "chat_id": -7 }))).respond_with(answer(400, moved)).mount(&server).await;
+    let new = || Mock::given(body_partial_json(json!({ "chat_id": TO })));
+    new()
+        .respond_with(ResponseTemplate::new(200).set_body_json(json!({ "ok": true })))
+        .up_to_n_times(1)
+        .mount(&server)
+        .await;
+    new().respond_with(answer(429, busy)).mount(&server).await;
+    let window = Duration::from_millis(300);
+    let pace = Limits { chat: Pacing { requests: 1, window }, ..Limits::default() };
+    let sender = sender(Config { telegram_api_url: server.uri(), pace, ..config() });
+
+    let start = Instant::now();
+    assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Sent");
+    assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Retry");
+    assert!(start.elapsed() >= window, "one request in each window");
+    sender.slot(&chat(-7)).await;
+    let waited = tokio::time::timeout(2 * window, sender.slot(&chat(TO))).await;
+    assert!(waited.is_err(), "it asked to be left alone");
+}
+
+#[tokio::test]
+async fn telegrams_pace_is_shared_and_a_webhook_has_none() {
+    let window = Duration::from_millis(300);
+    let pace = Limits { chat: Pacing { requests: 1, window }, ..Limits::default() };
+    let sender = sender(Config { pace, ..config() });
+    let start = Instant::now();
+    for _ in 0..3 {
+        sender.slot(&chat(7)).await;
+    }
+    assert!(start.elapsed() >= 2 * window);
+    let hook = hook(parts("http://x/"));
+    let start = Instant::now();
+    for _ in 0..100 {
+        sender.slot(&hook).await;
+    }
+    assert!(start.elapsed() < window);
+}
