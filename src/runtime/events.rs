@@ -111,6 +111,7 @@ mod tests {
 
     use http::{Method, Request, Response};
     use kube::client::Body;
+    use serde_json::json;
     use tower::{BoxError, service_fn};
 
     use super::*;
@@ -161,6 +162,17 @@ mod tests {
         }
         let types: Vec<_> = written.iter().map(|(_, _, event)| event.type_.clone().unwrap()).collect();
         assert_eq!(types, ["Warning", "Warning", "Normal"]);
+    }
+
+    #[test]
+    fn a_namespace_that_goes_is_no_fault() {
+        let refused = |code: u16, cause: Option<&str>| {
+            let causes: Vec<_> = cause.iter().map(|cause| json!({ "reason": cause })).collect();
+            let status = json!({ "message": "", "reason": "", "code": code, "details": { "causes": causes } });
+            is_going(&kube::Error::Api(Box::new(serde_json::from_value(status).unwrap())))
+        };
+        assert!(refused(403, Some("NamespaceTerminating")) && refused(404, None));
+        assert!(!refused(403, None) && !refused(422, Some("FieldValueInvalid")));
     }
 
     #[tokio::test]

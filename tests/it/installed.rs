@@ -138,6 +138,14 @@ async fn crds_that_come_and_go() {
     assert!(!operator.logs().contains("panicked"));
     operator.child().check_running().unwrap();
     few_rights(&bed, &receiver).await;
+
+    // Its namespace goes with everything in it, and takes no Events any more.
+    bed.kubectl(&["delete", "namespace", &bed.namespace]).await;
+    let logs = operator.logs();
+    for said in ["an Event was not written\"", "\"level\":\"error\"", "panicked"] {
+        assert!(!logs.contains(said), "{said}: {}", operator.child().log_tail());
+    }
+    operator.child().check_running().unwrap();
 }
 
 const LEAN: &str = "

@@ -17,6 +17,8 @@ use super::{Ending, Fault, Lost, Match, Point, Proxy, Refusal, Then, Times, Verb
 use crate::serve::Server;
 use crate::tls::{Authority, server_config};
 
+mod watches;
+
 const SOON: Duration = Duration::from_secs(5);
 const PODS: &str = "/api/v1/namespaces/a/pods";
 
@@ -305,93 +307,6 @@ async fn hooks_run_at_their_points() {
         assert!(told.remove(after).1 >= 3);
         let want = [(Point::Before, 0), (Point::AfterApplied, 2), (Point::Before, 3), (Point::AfterApplied, 4)];
         assert_eq!(told, want);
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_watch_streams_and_can_be_frozen() {
-    both(async |builder| {
-        let (upstream, proxy, client) = start(builder);
-        let mut watch = client.watch().await;
-        let mut other = client.watch().await;
-        upstream.tell("ADDED", "one");
-        assert_eq!(watch.name().await, "one");
-        assert_eq!(other.name().await, "one");
-        assert_eq!(proxy.running_watches(&Match::watch("pods")), 2);
-
-        let elsewhere = proxy.freeze(Match::watch("services"));
-        let frozen = proxy.freeze(Match::watch("pods"));
-        upstream.tell("MODIFIED", "two");
-        upstream.tell("MODIFIED", "three");
-        frozen.wait_for_hits(4, SOON).await.unwrap();
-        // Other requests pass meanwhile.
-        assert_eq!(client.get(PODS).await.unwrap().status(), 200);
-        let quiet = tokio::time::timeout(Duration::from_millis(50), watch.next()).await;
-        assert!(quiet.is_err(), "{quiet:?}");
-        frozen.take_back();
-        for name in ["two", "three"] {
-            assert_eq!((watch.name().await, other.name().await), (name.to_owned(), name.to_owned()));
-        }
-        assert_eq!(elsewhere.hits(), 0);
-        drop((watch, other));
-        let deadline = Instant::now() + SOON;
-        while proxy.running_watches(&Match::any()) > 0 {
-            assert!(Instant::now() < deadline, "a watch outlives its client");
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn events_can_be_hidden() {
-    both(async |builder| {
-        let (upstream, proxy, client) = start(builder);
-        let hiding = proxy.hide(Match::watch("pods"), |event| event.kind == "DELETED" || event.name == "b");
-        let mut watch = client.watch().await;
-        for (kind, name) in [("ADDED", "a"), ("ADDED", "b"), ("DELETED", "a"), ("ADDED", "c")] {
-            upstream.tell(kind, name);
-        }
-        assert_eq!((watch.name().await, watch.name().await), ("a".to_owned(), "c".to_owned()));
-        assert_eq!(hiding.hits(), 2);
-        hiding.take_back();
-        upstream.tell("ADDED", "b");
-        assert_eq!(watch.name().await, "b");
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_watch_ends_cleanly_midway_or_with_410() {
-    both(async |builder| {
-        let (upstream, proxy, client) = start(builder);
-        let pods = Match::watch("pods");
-        let mut watch = client.watch().await;
-        assert_eq!(proxy.end_watches(&Match::watch("services"), Ending::Clean), 0);
-        assert_eq!(proxy.end_watches(&pods, Ending::Clean), 1);
-        assert_eq!(watch.next().await.unwrap(), Value::Null);
-
-        let mut watch = client.watch().await;
-        assert_eq!(proxy.end_watches(&pods, Ending::MidEvent), 1);
-        assert!(watch.next().await.is_err());
-        assert!(watch.1.starts_with(b"{\"type\":\"MODIFIED\""), "{:?}", watch.1);
-
-        let mut watch = client.watch().await;
-        upstream.tell("ADDED", "one");
-        assert_eq!(watch.name().await, "one");
-        assert_eq!(proxy.end_watches(&pods, Ending::Gone), 1);
-        let error = watch.next().await.unwrap();
-        assert_eq!((&error["type"], &error["object"]["code"]), (&json!("ERROR"), &json!(410)));
-        assert_eq!(watch.next().await.unwrap(), Value::Null);
-
-        let before = upstream.asked();
-        proxy.inject(Match::any(), Times::First(2), Fault::Gone);
-        let mut watch = client.watch().await;
-        assert_eq!(watch.next().await.unwrap()["object"]["reason"], "Expired");
-        assert_eq!(watch.next().await.unwrap(), Value::Null);
-        assert_eq!(client.get(PODS).await.unwrap().status(), 410);
-        assert_eq!(upstream.asked(), before);
     })
     .await;
 }
