@@ -14,7 +14,7 @@ use secrecy::SecretString;
 mod timings;
 mod value;
 
-pub use timings::Timings;
+pub use timings::{LEASE_JITTER, Timings};
 pub use value::Listen;
 
 /// What `--version` and the user agent say.

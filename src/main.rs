@@ -93,7 +93,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
         let listener = bind("--health-probe-bind-address", &config.probes).await?;
         tokio::spawn(tasks.guard("the server of the probes", served(health::serve(listener, health.clone()))));
     }
-    manager::run(config, kubernetes, metrics, health, tasks, stop).await
+    manager::run(registry::START, config, kubernetes, metrics, health, tasks, stop).await
 }
 
 async fn served(server: impl Future<Output = io::Result<()>>) {

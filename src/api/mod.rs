@@ -7,6 +7,7 @@
 
 pub mod common;
 pub mod contact_point;
+pub mod kind;
 pub mod schema;
 pub mod tracked_field;
 

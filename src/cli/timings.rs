@@ -6,6 +6,9 @@ use clap::Args;
 
 use super::value::duration;
 
+/// A candidate asks for the lease after the retry period times a random number from 1 to this (client-go's factor).
+pub const LEASE_JITTER: f64 = 2.2;
+
 /// Every interval, deadline and limit that is a time. The defaults are the product's rules; the hidden flags exist so
 /// that a test need not wait for them.
 ///
@@ -116,7 +119,7 @@ impl Timings {
                     .into(),
             );
         }
-        if self.lease_retry_period.mul_f64(super::super::runtime::leader::JITTER) >= self.lease_renew_deadline {
+        if self.lease_retry_period.mul_f64(LEASE_JITTER) >= self.lease_renew_deadline {
             return Err("--lease-retry-period must be less than --lease-renew-deadline divided by 2.2 (its jitter), \
                 such as 500ms of 6s"
                 .into());

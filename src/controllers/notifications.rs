@@ -28,8 +28,8 @@ use crate::runtime::written::Written;
 
 /// Hands both controllers in.
 pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
-    let points = manager.kind::<ContactPoint>(contact_point::NAME);
-    let fields = manager.kind::<TrackedField>(tracked_field::NAME);
+    let points = manager.kind::<ContactPoint>(&contact_point::KIND);
+    let fields = manager.kind::<TrackedField>(&tracked_field::KIND);
     let timings = manager.config.timings.clone();
     let outbox = Outbox::new(
         Sender::new(sender(&manager.config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
@@ -88,8 +88,9 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let told_of_field = told_of_field(Arc::clone(&tracked_fields), fields.trigger.clone(), ask);
     // A contact point that is not cached yet must not be taken for one that does not exist.
     let points_settled = vec![points.phase.clone()];
-    manager.control(points, contact_points, Vec::new(), told_of_point)?;
-    manager.control(fields, tracked_fields, points_settled, told_of_field)
+    manager.control(points, contact_points, Vec::new(), told_of_point);
+    manager.control(fields, tracked_fields, points_settled, told_of_field);
+    Ok(())
 }
 
 fn told_of_point<T: Transport>(

@@ -11,7 +11,8 @@ use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde_json::Value;
 
-use crate::registry::{AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, Kind, LEADER_RIGHTS, Right, TARGET_RIGHTS};
+use crate::api::kind::{Kind, Right};
+use crate::registry::{AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEADER_RIGHTS, TARGET_RIGHTS};
 
 const SERVICE_ACCOUNT: &str = "controller-manager";
 const NAMESPACE: &str = "system";

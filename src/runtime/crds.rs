@@ -11,8 +11,8 @@ use tracing::warn;
 use super::metrics::Metrics;
 use super::watching::{self, Told};
 use crate::api::common::SCHEMA;
+use crate::api::kind::Kind;
 use crate::api::schema::SchemaMark;
-use crate::registry::Kind;
 
 /// What is known of a CRD.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -27,16 +27,13 @@ use uuid::Uuid;
 
 use super::health::Watchdog;
 use super::telemetry::causes;
-use crate::cli::Timings;
+use crate::cli::{LEASE_JITTER, Timings};
 
 mod fence;
 #[cfg(test)]
 mod tests;
 
 pub use fence::Fence;
-
-/// A candidate asks for the lease after the retry period times a random number from 1 to this (client-go's factor).
-pub const JITTER: f64 = 2.2;
 
 /// How long giving the lease back may take: a shutdown is not held up by a slow apiserver.
 const RELEASE: Duration = Duration::from_secs(1);
@@ -127,7 +124,7 @@ impl Election {
                 Ok(Err(error)) => complaint.say(causes(&error), "cannot ask for the lease"),
                 Err(_) => complaint.say("the apiserver does not answer".into(), "cannot ask for the lease"),
             }
-            let mut pause = self.retry_period.mul_f64(rand::random_range(1.0..JITTER));
+            let mut pause = self.retry_period.mul_f64(rand::random_range(1.0..LEASE_JITTER));
             if let Some(end) = seen.as_ref().map(|seen| self.end(seen)).filter(|end| *end > Instant::now()) {
                 pause = pause.min(end - Instant::now());
             }

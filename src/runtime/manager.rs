@@ -7,7 +7,6 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use kube::core::NamespaceResourceScope;
@@ -31,8 +30,8 @@ use super::metrics::Metrics;
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
 use super::tasks::Tasks;
 use super::{Scope, client, crds};
+use crate::api::kind::Kind;
 use crate::cli::{Config, Timings};
-use crate::registry::{self, Kind};
 
 /// How many passes of one controller run at once.
 const CONCURRENCY: u16 = 16;
@@ -76,7 +75,7 @@ pub struct Watched<K: Resource<DynamicType = ()> + Clone + 'static> {
     pub trigger: Trigger<K>,
     /// How far the cache is.
     pub phase: Phase,
-    name: &'static str,
+    kind: &'static Kind,
     say: watch::Sender<State>,
     cache: Cache<K>,
 }
@@ -104,11 +103,15 @@ impl Phase {
     }
 }
 
-/// Runs the operator until `stop` is cancelled.
+/// What hands controllers in.
+pub type Start = fn(&mut Manager) -> anyhow::Result<()>;
+
+/// Runs the operator, with what `starts` hand in, until `stop` is cancelled.
 ///
 /// # Errors
 /// When it cannot start, when the lease is lost, and when one of `tasks` ends that must not.
 pub async fn run(
+    starts: &[Start],
     config: Config,
     kubernetes: kube::Config,
     metrics: Metrics,
@@ -140,7 +143,7 @@ pub async fn run(
         health,
         config,
     };
-    for start in registry::START {
+    for start in starts {
         start(&mut manager)?;
     }
     let end = stop.child_token();
@@ -170,14 +173,14 @@ async fn how_to_watch_others(client: &Client, watches: &watcher::Config, timings
 }
 
 impl Manager {
-    /// The kind of that controller. Nothing is watched before [`Manager::control`].
-    pub fn kind<K>(&self, name: &'static str) -> Watched<K>
+    /// What a kind needs. Nothing is watched before [`Manager::control`].
+    pub fn kind<K>(&self, kind: &'static Kind) -> Watched<K>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
     {
         let cache = Cache::new(self.scope.shards());
         let (say, phase) = watch::channel(State::Syncing);
-        Watched { store: cache.store(), trigger: Trigger::default(), phase: Phase(phase), name, say, cache }
+        Watched { store: cache.store(), trigger: Trigger::default(), phase: Phase(phase), kind, say, cache }
     }
 
     /// What the Events of a controller go through.
@@ -189,22 +192,18 @@ impl Manager {
 
     /// Watches a kind and, while this replica leads, runs passes over its objects, once `after` is settled too. `on` is
     /// told of every object, on every replica, and whether all of them have been seen.
-    ///
-    /// # Errors
-    /// When the registry does not have the kind.
     pub fn control<R>(
         &mut self,
-        kind: Watched<R::Object>,
+        watched: Watched<R::Object>,
         reconciler: Arc<R>,
         mut after: Vec<Phase>,
         on: impl Fn(Touched<R::Object>, bool) + Send + Sync + 'static,
-    ) -> anyhow::Result<()>
-    where
+    ) where
         R: Reconciler,
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned,
     {
-        let Watched { store, trigger, mut phase, name, say, cache } = kind;
-        let kind = registry::find(name).with_context(|| format!("the registry has no kind {name}"))?;
+        let Watched { store, trigger, mut phase, kind, say, cache } = watched;
+        let name = kind.controller;
         if self.config.controllers.contains(name) {
             self.health.set(name, State::Syncing);
             self.feed(kind, cache, say, on);
@@ -222,7 +221,6 @@ impl Manager {
             runner.run(store, trigger).await;
         };
         self.passes.push(self.tasks.guard(format!("the controller of {name}s"), passes).boxed());
-        Ok(())
     }
 
     /// Runs `task` for as long as the process, also while this replica stands by. That it ends is a fault.

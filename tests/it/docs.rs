@@ -10,8 +10,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use quartermaster::controllers::tracked_field::field::KEPT_BYTES;
 use quartermaster::controllers::tracked_field::history::Bounds;
-use quartermaster::notify::message::{Limit, digest};
-use quartermaster::notify::{pace, webhook};
+use quartermaster::notify::message::Limit;
+use quartermaster::notify::{message, pace};
 use quartermaster::registry;
 
 mod flags_and_metrics;
@@ -243,10 +243,10 @@ fn every_bound_of_delivery_is_the_codes() {
             kib(bounds.finished.bytes)
         ),
         format!("| one value | | {},{:03} bytes, then cut |", KEPT_BYTES / 1000, KEPT_BYTES % 1000),
-        format!("| entries in one request | {} |", digest::MAX_ENTRIES),
+        format!("| entries in one request | {} |", message::MAX_ENTRIES),
         format!("| a Telegram text | {} UTF-16 units |", Limit::TELEGRAM.max()),
         format!("| a webhook's `text` | {} |", kib(Limit::WEBHOOK.max())),
-        format!("| a webhook's body | {} |", kib(webhook::event::BODY)),
+        format!("| a webhook's body | {} |", kib(message::BODY)),
         format!("| one chat | {} | {} |", pace.chat.requests, seconds(pace.chat.window)),
         format!("| one group (negative chatId), besides | {} | {} |", pace.group.requests, seconds(pace.group.window)),
         format!("| one token | {} | {} |", pace.token.requests, seconds(pace.token.window)),

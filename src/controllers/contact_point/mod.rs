@@ -12,6 +12,8 @@ use self::endpoint::{Blocked, Gathered, Source};
 use crate::api::ContactPoint;
 use crate::api::common::REQUESTED_AT;
 use crate::api::contact_point::{ContactPointStatus, Tested};
+use crate::api::kind::{EVENTS, Kind, Right};
+use crate::api::tracked_field::GROUP;
 use crate::notify::Transport;
 use crate::notify::queue::{Outbox, Stage};
 use crate::runtime::events::Events;
@@ -24,6 +26,18 @@ pub mod standing;
 
 /// What the controller is called in logs and metrics.
 pub const NAME: &str = "contactpoint";
+/// The kind.
+pub const KIND: Kind = Kind::of::<ContactPoint>(
+    NAME,
+    &["08a918ff431bf589"],
+    &[
+        Right { group: GROUP, resources: &["contactpoints"], verbs: &["list", "watch"] },
+        Right { group: GROUP, resources: &["contactpoints/status"], verbs: &["patch"] },
+        // By name only, never listed.
+        Right { group: "", resources: &["secrets"], verbs: &["get"] },
+        EVENTS,
+    ],
+);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/contactpoint";
 

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::field::{Field, Observed};
 use super::history::{Observation, ObservationBuffer, State};
-use super::tracker::TargetKey;
+use super::target::TargetKey;
 use crate::api::TrackedField;
 use crate::api::tracked_field::Subject;
 

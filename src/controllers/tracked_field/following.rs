@@ -5,8 +5,7 @@ use kube::core::DynamicObject;
 
 use super::field::Field;
 use super::follower::Whose;
-use super::target::{Resolved, TargetError};
-use super::tracker::TargetKey;
+use super::target::{Resolved, TargetError, TargetKey};
 use super::waiting::Waiting;
 use super::{Error, TrackedFields};
 use crate::api::TrackedField;

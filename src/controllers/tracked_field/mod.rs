@@ -19,7 +19,8 @@ use self::target::{Resolver, TargetError};
 use self::tracker::{Tracker, Trouble};
 use self::waiting::Waiting;
 use crate::api::common::REQUESTED_AT;
-use crate::api::tracked_field::{Entry, History, StoredHistory};
+use crate::api::kind::{EVENTS, Kind, Right};
+use crate::api::tracked_field::{Entry, GROUP, History, StoredHistory};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
 use crate::notify::queue::{Offer, Outbox};
@@ -43,6 +44,17 @@ pub mod waiting;
 
 /// What the controller is called in logs, metrics and as a field manager.
 pub const NAME: &str = "trackedfield";
+/// The kind.
+pub const KIND: Kind = Kind::of::<TrackedField>(
+    NAME,
+    &["3263ce942aa2e68f"],
+    &[
+        // `get`: after a write that came too late. `patch`: the annotation that says why one waits.
+        Right { group: GROUP, resources: &["trackedfields"], verbs: &["get", "list", "patch", "watch"] },
+        Right { group: GROUP, resources: &["trackedfields/status"], verbs: &["patch"] },
+        EVENTS,
+    ],
+);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 

@@ -9,6 +9,18 @@ use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 
 use crate::api::tracked_field::{GROUP, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, Target};
+use crate::runtime::watch_hub::ResourceName;
+
+/// One object of one resource.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TargetKey {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The object's namespace; empty for a cluster-scoped one.
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+}
 
 /// A resource that can be watched.
 #[derive(Clone, Debug, PartialEq)]

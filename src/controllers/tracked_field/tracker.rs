@@ -14,23 +14,13 @@ use tracing::warn;
 use super::field::Field;
 use super::follower::{Follower, Whose};
 use super::history::Observation;
+use super::target::TargetKey;
 use crate::api::TrackedField;
 use crate::api::tracked_field::Entry;
 use crate::runtime::Key;
 use crate::runtime::reconciler::Trigger;
 use crate::runtime::watch_hub::{Observer, ResourceName};
 use crate::runtime::watching;
-
-/// One object of one resource.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TargetKey {
-    /// The resource.
-    pub resource: ResourceName,
-    /// The object's namespace; empty for a cluster-scoped one.
-    pub namespace: String,
-    /// The object's name.
-    pub name: String,
-}
 
 /// Follows the targets of all `TrackedField`s.
 pub struct Tracker {

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use super::history;
-use super::tracker::{TargetKey, Tracker, Trouble};
+use super::target::TargetKey;
+use super::tracker::{Tracker, Trouble};
 use crate::api::tracked_field::Entry;
 use crate::api::{ContactPoint, TrackedField};
 use crate::controllers::contact_point::standing::SUSPENDED;

@@ -1,10 +1,7 @@
 //! Several entries in one text.
 
-use super::{Limit, View, template};
+use super::{Limit, MAX_ENTRIES, View, template};
 use crate::notify::Item;
-
-/// One digest stands for at most this many entries, so that rendering it stays short.
-pub const MAX_ENTRIES: usize = 100;
 
 /// A text, and how many entries it carries.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -32,6 +32,12 @@ pub const NOT_SET: &str = "(not set)";
 /// What is shown as the value of a resource that is gone.
 pub const DELETED: &str = "-1";
 
+/// A webhook's body is at most this long, in bytes.
+pub const BODY: usize = 256 * 1024;
+
+/// One digest stands for at most this many entries, so that rendering it stays short.
+pub const MAX_ENTRIES: usize = 100;
+
 /// How long a text may be, in the unit that its receiver counts in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {

@@ -10,8 +10,7 @@ use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, filters};
 use serde::Serialize;
 
-use super::View;
-use crate::notify::webhook::event::BODY;
+use super::{BODY, View};
 
 mod bounds;
 

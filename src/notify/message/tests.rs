@@ -148,7 +148,7 @@ fn one_that_is_too_long_by_itself_is_cut() {
 #[test]
 fn a_digest_is_bounded_in_entries() {
     let items = vec![updated("1", "3"); 500];
-    assert_eq!(render(&items, None, false, Limit::Bytes(usize::MAX)).taken, digest::MAX_ENTRIES);
+    assert_eq!(render(&items, None, false, Limit::Bytes(usize::MAX)).taken, MAX_ENTRIES);
 }
 
 fn any_item() -> impl Strategy<Value = Item> {

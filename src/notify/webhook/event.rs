@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::Hook;
 use crate::notify::message::template::Body;
-use crate::notify::message::{self, Limit, View, digest};
+use crate::notify::message::{self, BODY, Limit, MAX_ENTRIES, View, digest};
 use crate::notify::{Content, Item};
 
 /// One change.
@@ -18,9 +18,6 @@ const CHANGED: &str = "dev.quartermaster.trackedfield.changed";
 const DIGEST: &str = "dev.quartermaster.trackedfield.digest";
 /// A test message.
 const READY: &str = "dev.quartermaster.contactpoint.ready";
-
-/// A body is at most this long, in bytes.
-pub const BODY: usize = 256 * 1024;
 
 /// A request's headers and body.
 #[derive(Debug)]
@@ -134,7 +131,7 @@ impl Event {
             let mut room = BODY.saturating_sub(64 + cluster.len());
             let mut ids = Vec::new();
             let mut entries = Vec::new();
-            for item in &items[..items.len().min(digest::MAX_ENTRIES)] {
+            for item in &items[..items.len().min(MAX_ENTRIES)] {
                 let (id, entry) = (message::entry_id(item), change(item));
                 let needed = entry.len() + json(&id).len() + 2;
                 if needed > room {

@@ -62,7 +62,7 @@ fn reserved_headers_are_the_same_everywhere(#[case] name: &str, #[case] reserved
     let of_token = Hook::new(Parts { token: Some((name.into(), "x".into())), ..parts("http://x/") });
     let of_headers = Hook::new(Parts { headers: [(name.into(), "x".into())].into(), ..parts("http://x/") });
     assert_eq!((of_token.is_err(), of_headers.is_err()), (reserved, reserved));
-    let crd = crate::registry::find("contactpoint").unwrap().crd();
+    let crd = crate::controllers::contact_point::KIND.crd();
     let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
     for field in ["headerName", "headers"] {
         let path = "/openAPIV3Schema/properties/spec/properties/webhookSpec/properties";

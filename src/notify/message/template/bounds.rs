@@ -12,7 +12,7 @@ use minijinja::syntax::SyntaxConfig;
 
 use super::{Bounds, FILTERS, REPLACED, TESTS, words};
 use crate::notify::message::Limit;
-use crate::notify::message::digest::MAX_ENTRIES;
+use crate::notify::message::MAX_ENTRIES;
 
 /// Length of a template, in bytes.
 pub(super) const SOURCE: usize = 16 * 1024;

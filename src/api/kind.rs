@@ -1,0 +1,67 @@
+//! What a kind is to the program: its CRD, and what its controller may do.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt;
+use kube::core::ApiResource;
+
+use super::schema::{self, SchemaMark};
+
+/// What the operator may do: these verbs on these resources of one API group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Right {
+    /// The API group; empty for the core group.
+    pub group: &'static str,
+    /// The resources, subresources as `pods/log`.
+    pub resources: &'static [&'static str],
+    /// The verbs.
+    pub verbs: &'static [&'static str],
+}
+
+/// Events, which every controller writes.
+pub const EVENTS: Right = Right { group: "events.k8s.io", resources: &["events"], verbs: &["create"] };
+
+/// One kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// Its controller's name: in logs, metrics and `--controllers`; the kind's singular.
+    pub controller: &'static str,
+    /// What its controller needs.
+    pub rights: &'static [Right],
+    /// The digests of every schema that its CRD had in a release, oldest first; the last one is today's. Each may only add
+    /// to the one before, because a program goes on under a newer CRD than its own.
+    pub schemas: &'static [&'static str],
+    crd: fn() -> CustomResourceDefinition,
+    resource: fn() -> ApiResource,
+}
+
+impl Kind {
+    /// `schemas` and `rights` as the fields have them.
+    pub const fn of<K: CustomResourceExt>(
+        controller: &'static str,
+        schemas: &'static [&'static str],
+        rights: &'static [Right],
+    ) -> Self {
+        Self { controller, rights, schemas, crd: K::crd, resource: K::api_resource }
+    }
+
+    /// Its CRD, as it is installed.
+    pub fn crd(&self) -> CustomResourceDefinition {
+        schema::finish((self.crd)(), self.schemas.len())
+    }
+
+    /// Its group, version, kind and plural.
+    pub fn resource(&self) -> ApiResource {
+        (self.resource)()
+    }
+
+    /// The mark of its CRD's schema.
+    pub fn schema(&self) -> SchemaMark {
+        SchemaMark::of(&self.crd(), self.schemas.len())
+    }
+
+    /// The name of its CRD, `PLURAL.GROUP`.
+    pub fn crd_name(&self) -> String {
+        let resource = self.resource();
+        format!("{}.{}", resource.plural, resource.group)
+    }
+}
