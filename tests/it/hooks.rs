@@ -349,3 +349,25 @@ async fn the_samples_give_what_each_place_asks_for() {
         }
     }
 }
+
+/// What no check of it can tell: it fails on some messages only.
+#[tokio::test]
+async fn a_body_that_fails_on_a_message_says_so() {
+    let bed = Bed::shared("body").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let body = "{% if action == 'Updated' %}{{ 1 / 0 }}{% endif %}{{ text | tojson }}";
+    bed.point("hook", json!({ "type": "Webhook", "webhookSpec": { "url": receiver.url(), "body": body } })).await;
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    bed.waiting("it", "").await;
+    bed.scale("web", 2).await;
+    let said = bed.waiting("it", "BodyInvalid: webhookSpec.body of \"hook\" fails for the newest change: ").await;
+    assert!(said.contains("line 1"), "{said}");
+    bed.event("it", "BodyInvalid").await;
+    bed.delivered("it", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    assert_eq!(receiver.requests().last().unwrap().json().unwrap()["value"], "2", "the event's own data");
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "body": "{{ text }}" } } })).await;
+    bed.waiting("it", "").await;
+}

@@ -91,6 +91,7 @@ impl<T: Transport> TrackedFields<T> {
             Err(untracked) => Some(untracked.waiting.clone()),
             Ok(tracked) => waiting::of_target(&self.tracker, key, tracked.shard.as_deref(), &tracked.target, object)
                 .or_else(|| waiting::of_template(object, history))
+                .or_else(|| waiting::of_body(object, history, point?))
                 .or(of_point),
         }
     }

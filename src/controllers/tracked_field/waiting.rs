@@ -8,7 +8,8 @@ use super::tracker::{Tracker, Trouble};
 use crate::api::tracked_field::Entry;
 use crate::api::{ContactPoint, TrackedField};
 use crate::controllers::contact_point::standing::SUSPENDED;
-use crate::notify::{Item, message};
+use crate::notify::Item;
+use crate::notify::message::{self, Limit};
 use crate::runtime::watch_hub::ResourceName;
 use crate::runtime::{Key, conditions};
 
@@ -40,6 +41,13 @@ pub enum Waiting {
     },
     /// The template does not parse; messages are the default ones.
     TemplateInvalid(String),
+    /// The contact point's body fails; messages are sent as without one.
+    BodyInvalid {
+        /// The contact point's name.
+        name: String,
+        /// Why.
+        message: String,
+    },
     /// The target lies where this operator does not watch.
     OutOfScope {
         /// The target's namespace; empty for a cluster-scoped one.
@@ -95,6 +103,7 @@ impl Waiting {
             Self::ResourceMismatch(_) => "ResourceMismatch",
             Self::Field { reason, .. } => reason,
             Self::TemplateInvalid(_) => "TemplateInvalid",
+            Self::BodyInvalid { .. } => "BodyInvalid",
             Self::OutOfScope { .. } => "OutOfScope",
             Self::Suspended => "Suspended",
             Self::ContactPointNotFound { .. } => "ContactPointNotFound",
@@ -119,6 +128,9 @@ impl Waiting {
             Self::TemplateInvalid(message) => {
                 format!("spec.template: {message}; until it is mended messages are the default ones")
             }
+            Self::BodyInvalid { name, message } => format!(
+                "webhookSpec.body of {name:?} fails for the newest change: {message}; such messages are sent as without it"
+            ),
             Self::OutOfScope { namespace } if namespace.is_empty() => {
                 "the target is cluster-scoped, and this operator watches some namespaces only (--watch-namespace)"
                     .into()
@@ -189,6 +201,19 @@ pub fn of_template(object: &TrackedField, history: &[Entry]) -> Option<Waiting> 
         Err(error) => format!("it fails for the newest change: {error}"),
     };
     Some(Waiting::TemplateInvalid(problem))
+}
+
+/// What is wrong with the body that the contact point gives messages. One that does not parse is the contact point's to
+/// say: it is not ready.
+pub fn of_body(object: &TrackedField, history: &[Entry], point: &ContactPoint) -> Option<Waiting> {
+    let body = point.spec.webhook_spec.as_ref()?.body.as_deref()?;
+    let body = message::template::Body::new(body).ok()?;
+    let (newest, previous) = history::newest(history)?;
+    let item = Item::of(object, None, newest, previous);
+    let view = message::View::of(&item, None);
+    let text = message::render(std::slice::from_ref(&item), None, false, Limit::WEBHOOK).text;
+    let message = body.render(&view, std::slice::from_ref(&view), &text).err()?;
+    Some(Waiting::BodyInvalid { name: object.spec.contact_point.clone(), message })
 }
 
 /// What keeps a contact point from taking messages.

@@ -54,6 +54,7 @@ fn waiting() -> Vec<&'static str> {
         Waiting::TargetUnreadable(name()),
         Waiting::ResourceMismatch(name()),
         Waiting::TemplateInvalid(name()),
+        Waiting::BodyInvalid { name: name(), message: name() },
         Waiting::OutOfScope { namespace: name() },
         Waiting::Suspended,
         Waiting::ContactPointNotFound { name: name(), nearest: None },
@@ -70,6 +71,7 @@ fn waiting() -> Vec<&'static str> {
         | Waiting::TargetUnreadable(_)
         | Waiting::ResourceMismatch(_)
         | Waiting::TemplateInvalid(_)
+        | Waiting::BodyInvalid { .. }
         | Waiting::OutOfScope { .. }
         | Waiting::Suspended
         | Waiting::Field { .. }
