@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
-
 use tokio::sync::mpsc;
 
 use super::contact_point::{self, ContactPoints, endpoint::Source};

@@ -18,11 +18,7 @@ pub fn set(
     now: Time,
 ) {
     let status = if well { "True" } else { "False" };
-    let mut cut = message.len().min(MAX_MESSAGE);
-    while !message.is_char_boundary(cut) {
-        cut -= 1;
-    }
-    let message = &message[..cut];
+    let message = &message[..message.floor_char_boundary(MAX_MESSAGE)];
     let existing = conditions.iter_mut().find(|condition| condition.type_ == type_);
     let since = match &existing {
         Some(condition) if condition.status == status => condition.last_transition_time.clone(),

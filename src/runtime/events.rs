@@ -49,7 +49,14 @@ impl Events {
             // Nobody is left to publish one: the process ends.
             std::future::pending::<()>().await;
         };
-        (Self { controller: controller.into(), instance: cut(instance, MAX_INSTANCE).into(), queue }, write)
+        (
+            Self {
+                controller: controller.into(),
+                instance: instance[..instance.floor_char_boundary(MAX_INSTANCE)].into(),
+                queue,
+            },
+            write,
+        )
     }
 
     /// Something that is as it should be.
@@ -63,10 +70,10 @@ impl Events {
     }
 
     fn publish(&self, type_: &str, regarding: ObjectReference, action: &str, reason: &str, mut note: String) {
-        note.truncate(cut(&note, MAX_NOTE).len());
+        note.truncate(note.floor_char_boundary(MAX_NOTE));
         // What the API server adds to it must leave a DNS subdomain.
-        let name = cut(regarding.name.as_deref().unwrap_or_default(), MAX_NAME);
-        let name = name.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+        let name = regarding.name.as_deref().unwrap_or_default();
+        let name = name[..name.floor_char_boundary(MAX_NAME)].trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
         let event = Event {
             metadata: ObjectMeta {
                 generate_name: Some(format!("{name}-")),
@@ -94,15 +101,6 @@ fn is_going(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
-}
-
-/// The beginning of `text` in at most `most` bytes, in whole characters.
-fn cut(text: &str, most: usize) -> &str {
-    let mut end = text.len().min(most);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 #[cfg(test)]

@@ -193,8 +193,7 @@ pub fn of_template(object: &TrackedField, history: &[Entry]) -> Option<Waiting> 
         return Some(Waiting::TemplateInvalid(error));
     }
     // Whether it can be rendered shows only on a change.
-    let (newest, previous) = history::newest(history)?;
-    let item = Item::of(object, None, newest, previous);
+    let item = newest(object, history)?;
     let problem = match message::template::message(template, &message::View::of(&item, None)) {
         Ok(text) if text.trim().is_empty() => "it says nothing for the newest change".to_owned(),
         Ok(_) => return None,
@@ -208,12 +207,17 @@ pub fn of_template(object: &TrackedField, history: &[Entry]) -> Option<Waiting> 
 pub fn of_body(object: &TrackedField, history: &[Entry], point: &ContactPoint) -> Option<Waiting> {
     let body = point.spec.webhook_spec.as_ref()?.body.as_deref()?;
     let body = message::template::Body::new(body).ok()?;
-    let (newest, previous) = history::newest(history)?;
-    let item = Item::of(object, None, newest, previous);
+    let item = newest(object, history)?;
     let view = message::View::of(&item, None);
     let text = message::render(std::slice::from_ref(&item), None, false, Limit::WEBHOOK).text;
     let message = body.render(&view, std::slice::from_ref(&view), &text).err()?;
     Some(Waiting::BodyInvalid { name: object.spec.contact_point.clone(), message })
+}
+
+/// The newest change, as its message without a template has it.
+fn newest(object: &TrackedField, history: &[Entry]) -> Option<Item> {
+    let (newest, previous) = history::newest(history)?;
+    Some(Item::of(object, None, newest, previous))
 }
 
 /// What keeps a contact point from taking messages.
