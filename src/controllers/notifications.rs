@@ -77,6 +77,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         events: manager.events(tracked_field::NAME),
         metrics: manager.metrics.clone(),
         terms: Terms { max_age: timings.delivery_max_age, renew_event: timings.event_renewal, resync: timings.resync },
+        cluster: manager.config.cluster_name.clone(),
         written: Written::default(),
         told: Mutex::new(HashMap::new()),
     });

@@ -355,13 +355,16 @@ async fn the_samples_give_what_each_place_asks_for() {
 async fn a_body_that_fails_on_a_message_says_so() {
     let bed = Bed::shared("body").await;
     let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default()).await;
-    let body = "{% if action == 'Updated' %}{{ 1 / 0 }}{% endif %}{{ text | tojson }}";
+    let _operator = Operator::start(&bed, Settings::default().flag("--cluster-name=prod")).await;
+    let in_cluster = "{{ cluster | replace('p', 'P') }} {{ value }}";
+    let body = format!("{in_cluster}{{% if action == 'Updated' %}}{{{{ 1 / 0 }}}}{{% endif %}}");
     bed.point("hook", json!({ "type": "Webhook", "webhookSpec": { "url": receiver.url(), "body": body } })).await;
     bed.deployment("web", 1).await;
     bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.patch::<TrackedField>("it", json!({ "spec": { "template": in_cluster } })).await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     bed.waiting("it", "").await;
+    assert_eq!(&taken(&receiver).last().unwrap().body[..], b"Prod 1");
     bed.scale("web", 2).await;
     let said = bed.waiting("it", "BodyInvalid: webhookSpec.body of \"hook\" fails for the newest change: ").await;
     assert!(said.contains("line 1"), "{said}");

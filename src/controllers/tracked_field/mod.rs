@@ -130,6 +130,8 @@ pub struct TrackedFields<T> {
     pub metrics: Metrics,
     /// How long things last.
     pub terms: Terms,
+    /// What the cluster is called in messages.
+    pub cluster: Option<String>,
     /// What was written last.
     pub written: Written<TrackedField>,
     /// When the Event that says why was written, for each object that waits.

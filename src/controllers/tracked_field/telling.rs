@@ -87,11 +87,12 @@ impl<T: Transport> TrackedFields<T> {
         if of_point.is_some() && pending {
             return of_point;
         }
+        let cluster = self.cluster.as_deref();
         match tracked {
             Err(untracked) => Some(untracked.waiting.clone()),
             Ok(tracked) => waiting::of_target(&self.tracker, key, tracked.shard.as_deref(), &tracked.target, object)
-                .or_else(|| waiting::of_template(object, history))
-                .or_else(|| waiting::of_body(object, history, point?))
+                .or_else(|| waiting::of_template(object, history, cluster))
+                .or_else(|| waiting::of_body(object, history, point?, cluster))
                 .or(of_point),
         }
     }

@@ -187,14 +187,14 @@ pub fn of_target(
 }
 
 /// What is wrong with the template.
-pub fn of_template(object: &TrackedField, history: &[Entry]) -> Option<Waiting> {
+pub fn of_template(object: &TrackedField, history: &[Entry], cluster: Option<&str>) -> Option<Waiting> {
     let template = object.spec.template.as_deref()?;
     if let Err(error) = message::check_template(template) {
         return Some(Waiting::TemplateInvalid(error));
     }
     // Whether it can be rendered shows only on a change.
     let item = newest(object, history)?;
-    let problem = match message::template::message(template, &message::View::of(&item, None)) {
+    let problem = match message::template::message(template, &message::View::of(&item, cluster)) {
         Ok(text) if text.trim().is_empty() => "it says nothing for the newest change".to_owned(),
         Ok(_) => return None,
         Err(error) => format!("it fails for the newest change: {error}"),
@@ -204,12 +204,17 @@ pub fn of_template(object: &TrackedField, history: &[Entry]) -> Option<Waiting> 
 
 /// What is wrong with the body that the contact point gives messages. One that does not parse is the contact point's to
 /// say: it is not ready.
-pub fn of_body(object: &TrackedField, history: &[Entry], point: &ContactPoint) -> Option<Waiting> {
+pub fn of_body(
+    object: &TrackedField,
+    history: &[Entry],
+    point: &ContactPoint,
+    cluster: Option<&str>,
+) -> Option<Waiting> {
     let body = point.spec.webhook_spec.as_ref()?.body.as_deref()?;
     let body = message::template::Body::new(body).ok()?;
     let item = newest(object, history)?;
-    let view = message::View::of(&item, None);
-    let text = message::render(std::slice::from_ref(&item), None, false, Limit::WEBHOOK).text;
+    let view = message::View::of(&item, cluster);
+    let text = message::render(std::slice::from_ref(&item), cluster, false, Limit::WEBHOOK).text;
     let message = body.render(&view, std::slice::from_ref(&view), &text).err()?;
     Some(Waiting::BodyInvalid { name: object.spec.contact_point.clone(), message })
 }
