@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use testbed::receiver::{Receiver, Reply, Request};
 use testbed::tls::{Authority, Identity};
+use testbed::wait::until;
 
 use crate::support::{Bed, Operator, READY, SOON, Settings, condition, taken};
 
@@ -297,7 +298,7 @@ type Read = fn(&Request) -> String;
 async fn the_samples_give_what_each_place_asks_for() {
     let bed = Bed::shared("places").await;
     let receiver = Receiver::start().unwrap();
-    let _operator = Operator::start(&bed, Settings::default()).await;
+    let operator = Operator::start(&bed, Settings::default()).await;
     let places: [(&str, Read); 4] = [("slack", slack), ("discord", discord), ("teams", teams), ("ntfy", ntfy)];
     let nasty = "<!channel>&\"@everyone\"\\{{x}}é😀";
     let long = "😀".repeat(250);
@@ -334,8 +335,15 @@ async fn the_samples_give_what_each_place_asks_for() {
         )
         .await;
     }
-    for (name, read) in places {
+    for (name, _) in places {
         bed.until(name, "recorded", |field: &TrackedField| field.history().unwrap().len() == 31).await;
+    }
+    // What is recorded is offered a moment later.
+    let all = format!("quartermaster_notifications_pending {}", 30 * places.len());
+    until("all wait", SOON, async || Ok(operator.metrics().await.lines().any(|line| line == all).then_some(())))
+        .await
+        .unwrap();
+    for (name, read) in places {
         bed.patch::<ContactPoint>(name, json!({ "spec": { "suspend": false } })).await;
         let path = format!("/{name}");
         bed.until(name, "told", |field: &TrackedField| {
