@@ -18,6 +18,7 @@ pub mod health;
 pub mod leader;
 pub mod manager;
 pub mod metrics;
+pub mod ownership;
 pub mod reconciler;
 pub mod tasks;
 pub mod telemetry;
