@@ -8,8 +8,10 @@
 pub mod common;
 pub mod contact_point;
 pub mod kind;
+pub mod my_app;
 pub mod schema;
 pub mod tracked_field;
 
 pub use contact_point::ContactPoint;
+pub use my_app::MyApp;
 pub use tracked_field::TrackedField;
