@@ -118,7 +118,7 @@ fn image_is_given() -> Rule {
 
 /// On create only: a rule at the root would otherwise keep an older object from everything, its deletion included.
 fn name_of_a_container() -> Rule {
-    Rule::new("oldSelf.hasValue() || !format.dns1123Label().validate(self.metadata.name).hasValue()")
+    Rule::new("oldSelf.hasValue() || self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
         .message(NAME)
         .optional_old_self(true)
 }

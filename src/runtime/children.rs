@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
 use self::seen::{Known, Look, Seen};
+pub use self::whole::Child;
 use super::managed_fields;
 use super::manager::Manager;
 use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
@@ -27,6 +28,7 @@ use super::watching;
 use super::{Key, apply, short_digest};
 
 mod seen;
+mod whole;
 
 /// Annotation of a child: digest of what was last written of it.
 pub const APPLIED: &str = "quartermaster.dev/applied";
@@ -260,13 +262,13 @@ where
 
     /// We wrote it so, or found it so: what is known of it is at least as new.
     fn wrote(&self, key: &Key, object: &K, digest: String) -> S {
-        let known = Known { fine: Some(digest), ..self.known(object) };
+        let known = Known { fine: Some(digest), ..self.learned(object) };
         let report = known.report.clone();
         self.seen.wrote(key, known);
         report
     }
 
-    fn known(&self, object: &K) -> Known<S> {
+    fn learned(&self, object: &K) -> Known<S> {
         Known {
             uid: object.uid().unwrap_or_default(),
             version: super::version(object.meta().resource_version.as_deref()),
@@ -326,7 +328,7 @@ where
     }
 
     fn present(&self, _: &ResourceName, object: K) {
-        self.tell(self.seen.shown(Key::of(&object), self.known(&object)));
+        self.tell(self.seen.shown(Key::of(&object), self.learned(&object)));
     }
 
     fn gone(&self, _: &ResourceName, object: K) {

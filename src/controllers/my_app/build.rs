@@ -1,17 +1,15 @@
 //! From a `MyApp` to its Pod. Pure.
 
-use std::fmt::Write as _;
-
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, ContainerPort, EnvVar, Pod, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext,
 };
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
-use sha2::{Digest, Sha256};
 
 use crate::api::MyApp;
 use crate::api::my_app::{BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED};
 use crate::runtime::ownership::Owner;
+use crate::runtime::short_digest;
 
 /// The variable that holds the banner.
 pub const BANNER: &str = "BANNER";
@@ -145,7 +143,7 @@ impl Wanted<'_> {
     /// Of what the Pod is made from, and of nothing else: a later program that builds it in another way restarts none.
     pub fn digest(&self) -> String {
         let profile = if self.restricted { RESTRICTED } else { BASELINE };
-        digest(&format!("{profile}\n{}\n{}", self.image, self.banner))
+        short_digest(format!("{profile}\n{}\n{}", self.image, self.banner))
     }
 
     /// Whether `value` of the variable stands for this banner in a Pod that was taken over: document 003's program wrote the
@@ -162,7 +160,7 @@ pub struct Digested(String);
 impl Digested {
     /// That of `text`.
     pub fn of(text: &str) -> Self {
-        Self(digest(text))
+        Self(short_digest(text))
     }
 }
 
@@ -170,14 +168,6 @@ impl Digested {
 /// (<https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/>).
 fn unexpanded(text: &str) -> String {
     text.replace('$', "$$")
-}
-
-/// 16 hexadecimal digits.
-fn digest(text: &str) -> String {
-    Sha256::digest(text).iter().take(8).fold(String::new(), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
 }
 
 /// An RFC 1123 label.

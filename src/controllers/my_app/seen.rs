@@ -20,6 +20,8 @@ const NOT_READY: &str = "PodNotReady";
 pub const FAILED: &str = "PodFailed";
 /// Its container ended well, and is not started again.
 pub const SUCCEEDED: &str = "PodSucceeded";
+/// It is being deleted.
+pub const TERMINATING: &str = "PodTerminating";
 
 /// A Pod, as far as its `MyApp` is concerned.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,9 +67,14 @@ impl Why {
         Self { reason: reason.into(), message: message.into() }
     }
 
-    /// Whether it is on the way to be well.
-    pub fn is_passing(&self) -> bool {
+    /// Whether it passes by itself.
+    fn is_passing(&self) -> bool {
         PASSING.contains(&self.reason.as_str())
+    }
+
+    /// Whether somebody should be told.
+    pub fn is_news(&self) -> bool {
+        !self.is_passing() && self.reason != TERMINATING
     }
 }
 
@@ -95,6 +102,11 @@ impl Seen {
             why: why(&name, &phase, status),
             phase,
         }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.marks.name.as_deref().unwrap_or_default()
     }
 
     /// In what the Pod is not as it is wanted.
