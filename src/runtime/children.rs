@@ -17,16 +17,14 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
-use self::seen::{Known, Look, Seen};
 use super::managed_fields;
 use super::manager::Manager;
 use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
 use super::reconciler::{Class, Failure};
+use super::seen::{Known, Look, Seen};
 use super::watch_hub::{Observer, ResourceName};
 use super::watching;
 use super::{Key, apply, short_digest};
-
-mod seen;
 
 /// Annotation of a child: digest of what was last written of it.
 pub const APPLIED: &str = "quartermaster.dev/applied";
@@ -130,7 +128,7 @@ where
             report,
             wake: Box::new(wake),
             wanted: Arc::default(),
-            seen: Seen::new(unlisted),
+            seen: Seen::new(unlisted, manager.config.timings.resync),
         });
         manager.look(places, OWNER_UID, &children.wanted, &children);
         children
@@ -260,9 +258,9 @@ where
 
     /// We wrote it so, or found it so: what is known of it is at least as new.
     fn wrote(&self, key: &Key, object: &K, digest: String) -> S {
-        let known = Known { fine: Some(digest), ..self.known(object) };
+        let known = self.known(object);
         let report = known.report.clone();
-        self.seen.wrote(key, known);
+        self.seen.wrote(key, known, digest);
         report
     }
 
@@ -273,7 +271,6 @@ where
             owner: owner_of(object.meta()),
             print: self.print(object),
             going: object.meta().deletion_timestamp.is_some(),
-            fine: None,
             report: (self.report)(object),
         }
     }
