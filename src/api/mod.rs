@@ -6,12 +6,14 @@
 #![allow(clippy::duplicated_attributes)] // it takes equal arguments of two printer columns for a repetition
 
 pub mod common;
+pub mod config_map_sync;
 pub mod contact_point;
 pub mod kind;
 pub mod my_app;
 pub mod schema;
 pub mod tracked_field;
 
+pub use config_map_sync::ConfigMapSync;
 pub use contact_point::ContactPoint;
 pub use my_app::MyApp;
 pub use tracked_field::TrackedField;

@@ -17,17 +17,16 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
-use self::seen::{Known, Look, Seen};
 pub use self::whole::Child;
 use super::managed_fields;
 use super::manager::Manager;
 use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
 use super::reconciler::{Class, Failure};
+use super::seen::{Known, Look, Seen};
 use super::watch_hub::{Observer, ResourceName};
 use super::watching;
 use super::{Key, apply, short_digest};
 
-mod seen;
 mod whole;
 
 /// Annotation of a child: digest of what was last written of it.
@@ -132,7 +131,7 @@ where
             report,
             wake: Box::new(wake),
             wanted: Arc::default(),
-            seen: Seen::new(unlisted),
+            seen: Seen::new(unlisted, manager.config.timings.resync),
         });
         manager.look(places, OWNER_UID, &children.wanted, &children);
         children
@@ -262,20 +261,19 @@ where
 
     /// We wrote it so, or found it so: what is known of it is at least as new.
     fn wrote(&self, key: &Key, object: &K, digest: String) -> S {
-        let known = Known { fine: Some(digest), ..self.learned(object) };
+        let known = self.known(object);
         let report = known.report.clone();
-        self.seen.wrote(key, known);
+        self.seen.wrote(key, known, digest);
         report
     }
 
-    fn learned(&self, object: &K) -> Known<S> {
+    fn known(&self, object: &K) -> Known<S> {
         Known {
             uid: object.uid().unwrap_or_default(),
             version: super::version(object.meta().resource_version.as_deref()),
             owner: owner_of(object.meta()),
             print: self.print(object),
             going: object.meta().deletion_timestamp.is_some(),
-            fine: None,
             report: (self.report)(object),
         }
     }
@@ -328,7 +326,7 @@ where
     }
 
     fn present(&self, _: &ResourceName, object: K) {
-        self.tell(self.seen.shown(Key::of(&object), self.learned(&object)));
+        self.tell(self.seen.shown(Key::of(&object), self.known(&object)));
     }
 
     fn gone(&self, _: &ResourceName, object: K) {

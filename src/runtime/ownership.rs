@@ -58,6 +58,11 @@ impl Owner {
         format!("{}/{}", self.namespace, self.reference.name)
     }
 
+    /// Its UID.
+    pub fn uid(&self) -> &str {
+        &self.reference.uid
+    }
+
     /// Its namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -77,8 +82,11 @@ impl Owner {
         annotations.remove(ADOPT_BY);
         if metadata.namespace.as_deref() == Some(&self.namespace) {
             let references = metadata.owner_references.get_or_insert_default();
-            references.retain(|owner| !self.is_of_our_name(owner));
-            references.push(self.reference.clone());
+            references.retain(|owner| owner.uid == self.reference.uid || !self.is_of_our_name(owner));
+            match references.iter_mut().find(|owner| owner.uid == self.reference.uid) {
+                Some(ours) => ours.clone_from(&self.reference),
+                None => references.push(self.reference.clone()),
+            }
         }
     }
 

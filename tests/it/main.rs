@@ -5,6 +5,7 @@
 
 mod answers;
 mod bad_input;
+mod copies;
 mod crds;
 mod docs;
 mod faults;

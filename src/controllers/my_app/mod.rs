@@ -92,6 +92,7 @@ pub struct MyApps {
     retries: Backoffs<Key>,
     /// A Pod that lived longer than this did not fail at once.
     settled: Duration,
+    resync: Duration,
     notes: Mutex<HashMap<Key, Notes>>,
 }
 
@@ -111,7 +112,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let apps = manager.kind::<MyApp>(&KIND);
     let trigger = apps.trigger.clone();
     let timings = &manager.config.timings;
-    let policy = Policy { min: timings.retry_min, max: timings.retry_max };
+    let (policy, resync) = (Policy { min: timings.retry_min, max: timings.retry_max }, timings.resync);
     let pods = Children::new(manager, MANAGER, Seen::of, {
         let trigger = trigger.clone();
         move |owner| trigger.wake(owner)
@@ -124,6 +125,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         written: Written::default(),
         retries: Backoffs::new(policy),
         settled: policy.max,
+        resync,
         notes: Mutex::default(),
     });
     let told = {
@@ -159,7 +161,7 @@ impl MyApps {
     }
 
     async fn pass(&self, key: &Key, app: &MyApp, owner: &Owner) -> Result<Passed, Error> {
-        let known = || self.pods.known(&settle::pod_of(owner)).map(|child| child.report);
+        let known = || self.pods.child(&settle::pod_of(owner)).map(|child| child.report);
         let pod = || known().filter(|seen| owner.claim(&seen.marks, |uid| self.lives(uid)) == Claim::Ours);
         if app.spec.suspend.unwrap_or_default() {
             return Ok(Passed::with(Standing::suspended(pod()), Outcome::Done));
@@ -229,7 +231,9 @@ impl Reconciler for MyApps {
         if let Some(standing) = standing {
             self.write(&key, &app, &standing).await?;
         }
-        end
+        // A watch may have failed to say something; and not all of them at once.
+        let resync = || Outcome::RequeueAfter(self.resync.mul_f64(rand::random_range(1.0..1.2)));
+        end.map(|outcome| if outcome == Outcome::Done { resync() } else { outcome })
     }
 
     fn gone(&self, key: &Key) {

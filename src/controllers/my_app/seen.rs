@@ -38,10 +38,8 @@ pub struct Seen {
     edited: bool,
     /// Its phase.
     pub phase: String,
-    /// Whether it runs and is ready.
-    pub ready: bool,
-    /// Whether it has come to an end from which it does not return.
-    pub ended: bool,
+    /// How far it is.
+    pub life: Life,
     /// Whether it is being deleted.
     pub going: bool,
     /// The node that it was given.
@@ -50,6 +48,17 @@ pub struct Seen {
     pub created: Option<Timestamp>,
     /// Why it is not ready; the container's own reason where it has one.
     pub why: Why,
+}
+
+/// How far a Pod is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// It is not ready, yet or any more.
+    NotReady,
+    /// It runs and is ready.
+    Ready,
+    /// It has come to an end from which it does not return.
+    Ended,
 }
 
 /// A reason and its words.
@@ -86,7 +95,11 @@ impl Seen {
         let status = pod.status.as_ref().unwrap_or(&none);
         let container = pod.spec.as_ref().and_then(|spec| container(&spec.containers, app_name(&name)));
         let phase = status.phase.clone().unwrap_or_default();
-        let ended = ["Failed", "Succeeded"].contains(&phase.as_str());
+        let life = match phase.as_str() {
+            "Failed" | "Succeeded" => Life::Ended,
+            "Running" if condition(status, "Ready").is_some_and(|(well, _)| well) => Life::Ready,
+            _ => Life::NotReady,
+        };
         Self {
             marks: marks(&pod.metadata),
             image: container.and_then(|container| container.image.clone()).unwrap_or_default(),
@@ -94,8 +107,7 @@ impl Seen {
             built_from: pod.annotations().get(BUILT_FROM).cloned(),
             // 1 when it is made, and one more with each change of its spec; that it is given a node is none.
             edited: pod.metadata.generation.is_some_and(|generation| generation > 1),
-            ready: phase == "Running" && condition(status, "Ready").is_some_and(|(well, _)| well),
-            ended,
+            life,
             going: pod.metadata.deletion_timestamp.is_some(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).filter(|node| !node.is_empty()),
             created: pod.metadata.creation_timestamp.as_ref().map(|time| time.0),
@@ -116,11 +128,10 @@ impl Seen {
         match &self.built_from {
             // Whoever admits Pods may have another image put in: what we asked for is told by what it was made from.
             Some(built_from) if *built_from == wanted.digest() => (other_image && self.edited).then(from_to),
-            Some(_) if other_image => Some(from_to()),
-            Some(_) if !self.has_banner(wanted) => Some("the banner is another one now".into()),
+            _ if other_image => Some(from_to()),
+            _ if !self.has_banner(wanted) => Some("the banner is another one now".into()),
             Some(_) => Some("podSecurity is another one now".into()),
-            None if other_image => Some(from_to()),
-            None if !self.has_banner(wanted) => Some("its banner is another one".into()),
+            // Somebody else made it, under a profile of its own.
             None => None,
         }
     }
@@ -272,9 +283,9 @@ mod tests {
     #[case::no_reason_at_all(json!({ "phase": "Pending", "containerStatuses": waits("my reason", "x") }), "PodPending", "web-pod is not running yet")]
     fn why_it_is_not_ready(#[case] status: Value, #[case] reason: &str, #[case] message: &str) {
         let seen = with(&status);
-        assert!(!seen.ready);
         assert_eq!(seen.why, Why::new(reason, message));
-        assert_eq!(seen.ended, ["PodFailed", "PodSucceeded"].contains(&reason));
+        let ended = ["PodFailed", "PodSucceeded"].contains(&reason);
+        assert_eq!(seen.life, if ended { Life::Ended } else { Life::NotReady });
     }
 
     /// A sidecar that pulls its image must not hide what the container itself complains of.
@@ -291,8 +302,8 @@ mod tests {
     #[test]
     fn ready_is_running_and_ready() {
         let ready = json!([{ "type": "Ready", "status": "True" }]);
-        assert!(with(&json!({ "phase": "Running", "conditions": ready })).ready);
-        assert!(!with(&json!({ "phase": "Failed", "conditions": ready })).ready);
+        assert_eq!(with(&json!({ "phase": "Running", "conditions": ready })).life, Life::Ready);
+        assert_eq!(with(&json!({ "phase": "Failed", "conditions": ready })).life, Life::Ended);
     }
 
     const WANTED: Wanted<'_> = Wanted { image: "nginx", banner: "hello $", restricted: true };

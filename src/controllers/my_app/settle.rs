@@ -9,15 +9,15 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::build::{self, Wanted};
-use super::seen::{Seen, Why};
+use super::seen::{Life, Seen, Why};
 use super::standing::{self, CONFLICT, NODE_GONE, NODE_NOT_READY, Standing, Step};
 use super::{Error, MyApps};
 use crate::api::MyApp;
-use crate::runtime::Key;
 use crate::runtime::children::{Child, Trouble};
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::ownership::{Claim, Owner};
 use crate::runtime::reconciler::Outcome;
+use crate::runtime::{Key, apply};
 
 /// How often a Pod is made or asked for in one pass, because it comes and goes in between.
 const TRIES: usize = 3;
@@ -79,7 +79,7 @@ impl MyApps {
                 return Ok(Passed::with(Standing::of(child.report), Outcome::Done));
             }
             Ok(None) => return Err(Error::PodUnsteady),
-            Err(Trouble::Refused { said, .. }) if is_namespace_going(&said) => {
+            Err(Trouble::Refused { said, .. }) if apply::is_terminating(&said) => {
                 // So is the MyApp.
                 return Ok(Passed { standing: None, end: Ok(Outcome::Waiting) });
             }
@@ -120,7 +120,7 @@ impl MyApps {
     /// somebody else's is known to be there, making one would only be refused.
     async fn find(&self, app: &MyApp, owner: &Owner, wanted: &Wanted<'_>) -> Result<Option<Found>, Trouble> {
         let pod = pod_of(owner);
-        if let Some(known) = self.pods.known(&pod) {
+        if let Some(known) = self.pods.child(&pod) {
             return Ok(Some(Found::There(known)));
         }
         let mut taken = says(app, &[CONFLICT]);
@@ -138,7 +138,7 @@ impl MyApps {
 
     /// A Pod that is as it is wanted.
     async fn keep(&self, key: &Key, app: &MyApp, child: Child<Seen>) -> Result<Passed, Error> {
-        if child.report.ready {
+        if child.report.life == Life::Ready {
             self.note(key, |notes| notes.looked = None);
             return Ok(Passed::with(Standing::of(child.report), Outcome::Done));
         }
@@ -221,10 +221,4 @@ impl MyApps {
 fn says(app: &MyApp, reasons: &[&str]) -> bool {
     let condition = app.status.as_ref().and_then(|status| conditions::get(&status.conditions, READY));
     condition.is_some_and(|condition| reasons.contains(&condition.reason.as_str()))
-}
-
-/// Whether a namespace that is being deleted refuses to take anything new.
-fn is_namespace_going(said: &kube::core::Status) -> bool {
-    let causes = said.details.iter().flat_map(|details| &details.causes);
-    causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
 use super::build::{Invalid, Wanted};
-use super::seen::{Seen, TERMINATING, Why};
+use super::seen::{Life, Seen, TERMINATING, Why};
 use crate::api::my_app::MyAppStatus;
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::ownership::{Claim, Foreign, Owner};
@@ -48,7 +48,7 @@ pub fn step(owner: &Owner, wanted: &Wanted<'_>, seen: &Seen, lives: impl Fn(&str
     if let Some(differs) = seen.differs(wanted) {
         return Step::Replace(differs);
     }
-    if seen.ended {
+    if seen.life == Life::Ended {
         return Step::Retry;
     }
     if owner.has_marked(&seen.marks) { Step::Keep } else { Step::Mark(claim) }
@@ -68,8 +68,9 @@ pub struct Standing {
 impl Standing {
     /// It has this Pod, which is as it is wanted.
     pub fn of(pod: Seen) -> Self {
-        let why = if pod.ready { Why::new(READY, format!("{} runs", pod.name())) } else { pod.why.clone() };
-        Self { ready: pod.ready, why, pod: Some(pod) }
+        let ready = pod.life == Life::Ready;
+        let why = if ready { Why::new(READY, format!("{} runs", pod.name())) } else { pod.why.clone() };
+        Self { ready, why, pod: Some(pod) }
     }
 
     /// It is not well, for this reason.

@@ -9,8 +9,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use super::{Children, Known, Trouble, resource};
+use super::{Children, Trouble, resource};
 use crate::runtime::ownership::{ADOPT_BY, Foreign, OWNER, OWNER_UID, Owner};
+use crate::runtime::seen::Known;
 use crate::runtime::{Key, apply};
 
 /// A child in one state: what is then done to it is refused with 409 if it has changed since.
@@ -40,7 +41,7 @@ where
     S: Clone + PartialEq + Send + Sync + 'static,
 {
     /// The child of this name that has our label, as it is known without asking.
-    pub fn known(&self, key: &Key) -> Option<Child<S>> {
+    pub fn child(&self, key: &Key) -> Option<Child<S>> {
         let Known { uid, version, report, .. } = self.seen.known(key)?;
         Some(Child { key: key.clone(), uid, version: version.to_string(), report })
     }
@@ -51,7 +52,7 @@ where
     /// It could not be read.
     pub async fn ask(&self, key: &Key) -> Result<Option<Child<S>>, Trouble> {
         let live = Self::sent(key, self.api(key).get_opt(&key.name).await)?;
-        Ok(live.map(|live| self.child(key, &live)))
+        Ok(live.map(|live| self.as_it_is(key, &live)))
     }
 
     /// Makes `desired`, which is marked as its owner's; none if there is an object of its name.
@@ -99,7 +100,7 @@ where
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
-    fn child(&self, key: &Key, object: &K) -> Child<S> {
+    fn as_it_is(&self, key: &Key, object: &K) -> Child<S> {
         Child {
             key: key.clone(),
             uid: object.uid().unwrap_or_default(),
@@ -110,8 +111,9 @@ where
 
     /// We wrote it so: the watch, which may lag behind, has nothing older to say.
     fn noted(&self, key: &Key, object: &K) -> Child<S> {
-        self.seen.wrote(key, self.learned(object));
-        self.child(key, object)
+        // Nobody compares it with a digest.
+        self.seen.wrote(key, self.known(object), String::new());
+        self.as_it_is(key, object)
     }
 }
 

@@ -53,18 +53,16 @@ fn expand(text: &str, variables: &BTreeMap<String, String>) -> String {
                 expanded.push('$');
                 &after[1..]
             }
-            Some('(') => match after.split_once(')') {
-                Some((name, rest)) => {
-                    let name = &name[1..];
+            Some('(') => {
+                if let Some((name, rest)) = after[1..].split_once(')') {
                     let value = variables.get(name).cloned().unwrap_or_else(|| format!("$({name})"));
                     expanded.push_str(&value);
                     rest
-                }
-                None => {
+                } else {
                     expanded.push_str("$(");
                     &after[1..]
                 }
-            },
+            }
             _ => {
                 expanded.push('$');
                 after
