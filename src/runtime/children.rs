@@ -171,20 +171,19 @@ where
         let (whole, digest) = Self::finish(owner, &mut desired)?;
         let key = Key::of(&desired);
         let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
+        let mut there = match self.seen.look(&key, &digest) {
+            Look::Going => return Err(Trouble::Going(what::<K>(&key))),
+            Look::Fine(report) => return Ok(Settled { done: Done::Nothing, report }),
+            Look::Unknown => !owner.is_fresh(),
+            Look::Other => true,
+        };
         for _ in 0..TRIES {
-            let known = self.seen.look(&key, &digest);
-            match known {
-                Look::Going => return Err(Trouble::Going(what::<K>(&key))),
-                Look::Fine(report) => return Ok(Settled { done: Done::Nothing, report }),
-                Look::Unknown | Look::Other => {}
-            }
-            if matches!(known, Look::Unknown)
-                && let Some(created) = Self::sent(&key, apply::create(&api, self.manager, &desired).await)?
-            {
+            if !there && let Some(created) = Self::sent(&key, apply::create(&api, self.manager, &desired).await)? {
                 return Ok(Settled { done: Done::Created, report: self.wrote(&key, &created, digest) });
             }
             let Some(live) = Self::sent(&key, api.get_opt(&key.name).await)? else {
                 self.seen.absent(&key);
+                there = false;
                 continue;
             };
             let claim = owner.claim(live.meta(), &lives);

@@ -21,6 +21,7 @@ pub const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
 pub struct Owner {
     namespace: String,
     reference: OwnerReference,
+    fresh: bool,
 }
 
 /// What an object is to an [`Owner`].
@@ -50,7 +51,18 @@ pub enum Foreign {
 impl Owner {
     /// `object`, once it is stored: before that it has no UID.
     pub fn of<K: Resource<DynamicType = ()>>(object: &K) -> Option<Self> {
-        Some(Self { namespace: object.namespace()?, reference: object.controller_owner_ref(&())? })
+        Some(Self { namespace: object.namespace()?, reference: object.controller_owner_ref(&())?, fresh: false })
+    }
+
+    /// Says whether nothing was ever done for it. What it is to have is then made without a look at what is there.
+    #[must_use]
+    pub fn fresh(self, fresh: bool) -> Self {
+        Self { fresh, ..self }
+    }
+
+    /// Whether nothing was ever done for it.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
     }
 
     /// `NAMESPACE/NAME`.

@@ -5,12 +5,13 @@ use std::time::Duration;
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, Error};
-use quartermaster::api::{ContactPoint, MyApp, TrackedField};
+use quartermaster::api::{ConfigMapSync, ContactPoint, MyApp, TrackedField};
 use quartermaster::manifests;
 use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
 use tokio::time::{Instant, sleep};
 
+mod config_map_sync;
 mod contact_point;
 mod my_app;
 mod printed;
@@ -29,6 +30,10 @@ async fn install(plane: &ControlPlane) {
     let client = plane.client().await.unwrap();
     for (kind, refused) in [
         (ContactPoint::api_resource(), json!({ "type": "Pigeon" })),
+        (
+            ConfigMapSync::api_resource(),
+            json!({ "sourceNamespace": "a", "configMapName": "b", "deletionPolicy": "Keep" }),
+        ),
         (
             TrackedField::api_resource(),
             json!({ "contactPoint": "a", "field": "b", "target": { "kind": "c", "name": "d" } }),

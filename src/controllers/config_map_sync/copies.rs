@@ -7,6 +7,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 
 use super::copy::{self, Step};
 use super::index::{Index, known};
+use super::standing::Reason;
 use super::{Error, MANAGER};
 use crate::api::config_map_sync::ConfigMapSyncSpec;
 use crate::runtime::ownership::{Claim, Owner};
@@ -30,7 +31,7 @@ pub enum Trouble {
     /// That stays so until somebody does something.
     Snag {
         /// The condition's reason.
-        reason: &'static str,
+        reason: Reason,
         /// What is wrong, and what to do.
         words: String,
     },
@@ -40,7 +41,7 @@ pub enum Trouble {
 
 impl Trouble {
     /// One that stays.
-    pub fn snag(reason: &'static str, words: String) -> Self {
+    pub fn snag(reason: Reason, words: String) -> Self {
         Self::Snag { reason, words }
     }
 }
@@ -50,11 +51,11 @@ impl From<kube::Error> for Trouble {
         let kube::Error::Api(said) = &error else { return Self::Failed(error) };
         let going = apply::is_terminating(said);
         let reason = match said.code {
-            404 => "NamespaceNotFound",
-            403 if going => "NamespaceTerminating",
-            403 if said.message.contains("exceeded quota") => "QuotaExceeded",
-            403 => "Forbidden",
-            400 | 413 | 422 => "Refused",
+            404 => Reason::NamespaceNotFound,
+            403 if going => Reason::NamespaceTerminating,
+            403 if said.message.contains("exceeded quota") => Reason::QuotaExceeded,
+            403 => Reason::Forbidden,
+            400 | 413 | 422 => Reason::Refused,
             _ => return Self::Failed(error),
         };
         Self::Snag { reason, words: said.message.clone() }
@@ -78,33 +79,31 @@ impl Copies {
     ) -> Result<bool, Trouble> {
         let mut there = match self.index.copies.look(key, digest) {
             Look::Fine(_) => return Ok(false),
-            Look::Unknown => false,
+            Look::Unknown => !owner.is_fresh(),
             Look::Going | Look::Other => true,
         };
         let api = self.api(key);
         let mut tries = 0..TRIES;
         loop {
             let last = tries.next().is_none();
-            if !there {
-                if let Some(created) = apply::create(&api, MANAGER, &copy::new(source, spec, owner, key)).await? {
-                    self.right(key, &created, digest);
-                    return Ok(true);
-                }
+            if !there && let Some(created) = apply::create(&api, MANAGER, &copy::new(source, spec, owner, key)).await? {
+                self.right(key, &created, digest);
+                return Ok(true);
             }
             let Some(live) = api.get_opt(&key.name).await? else {
                 if last {
-                    return Err(Trouble::snag("Changing", "the copy comes and goes".into()));
+                    return Err(Trouble::snag(Reason::Terminating, "the copy comes and goes".into()));
                 }
                 there = false;
                 continue;
             };
             if let Claim::Foreign(foreign) = owner.claim(live.meta(), lives) {
                 let words = owner.conflict(&foreign, "configmaps", &key.namespace, &key.name);
-                return Err(Trouble::snag("Conflict", words));
+                return Err(Trouble::snag(Reason::Conflict, words));
             }
             if live.meta().deletion_timestamp.is_some() {
                 return Err(Trouble::snag(
-                    "Terminating",
+                    Reason::Terminating,
                     "the copy is being deleted; it is made again once it is gone".into(),
                 ));
             }

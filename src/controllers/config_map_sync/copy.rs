@@ -52,7 +52,7 @@ pub fn step(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, live: &
 /// What a copy is made from: it is looked at again when that changes.
 pub fn digest(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner) -> String {
     let version = (source.uid(), source.resource_version());
-    short_digest(format!("{version:?} {:?} {:?} {owner:?}", spec.copy_labels, spec.copy_annotations))
+    short_digest(format!("{version:?} {:?} {:?} {}", spec.copy_labels, spec.copy_annotations, owner.uid()))
 }
 
 fn desired(source: &ConfigMap, spec: &ConfigMapSyncSpec, owner: &Owner, live: &ConfigMap) -> ConfigMap {

@@ -97,6 +97,12 @@ impl Index {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn wake<'a>(&self, syncs: impl IntoIterator<Item = &'a Key>) {
+        for sync in syncs {
+            self.wake.wake(sync);
+        }
+    }
+
     /// Waits until everything has been listed, as far as that is let in.
     pub async fn ready(&self) {
         self.copies.ready().await;
@@ -130,7 +136,7 @@ impl Index {
         }
         let looping = std::mem::take(&mut state.looping);
         drop(state);
-        looping.iter().for_each(|key| self.wake.wake(key));
+        self.wake(&looping);
     }
 
     /// There is none any more.
@@ -142,7 +148,7 @@ impl Index {
         state.looping.remove(key);
         let looping = std::mem::take(&mut state.looping);
         drop(state);
-        looping.iter().for_each(|key| self.wake.wake(key));
+        self.wake(&looping);
     }
 
     /// The namespaces that are to have a copy by `plan`.
@@ -191,12 +197,12 @@ impl Index {
             .cloned()
             .collect();
         drop(state);
-        concerned.iter().for_each(|sync| self.wake.wake(sync));
+        self.wake(&concerned);
     }
 
     fn all(&self) {
         let syncs: Vec<_> = self.state().syncs.keys().cloned().collect();
-        syncs.iter().for_each(|sync| self.wake.wake(sync));
+        self.wake(&syncs);
     }
 
     /// A namespace is now so, or gone.
@@ -212,7 +218,7 @@ impl Index {
         let concerned = state.syncs.iter().filter(|(_, it)| it.plan.selects() || it.plan.reaches(name, None));
         let concerned: Vec<_> = concerned.map(|(key, _)| key.clone()).collect();
         drop(state);
-        concerned.iter().for_each(|sync| self.wake.wake(sync));
+        self.wake(&concerned);
     }
 }
 
@@ -332,7 +338,9 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
             let state = self.state();
             state.namespaces.keys().filter(|name| !state.listing.contains(*name)).cloned().collect()
         };
-        missing.iter().for_each(|name| self.place(name, None));
+        for name in &missing {
+            self.place(name, None);
+        }
         self.namespaces.send_replace(Names::Listed);
     }
 

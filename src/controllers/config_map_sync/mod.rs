@@ -17,7 +17,7 @@ use serde_json::json;
 use self::copies::{Copies, Trouble};
 use self::index::{Index, Standing};
 use self::plan::{Plan, Refused};
-use self::standing::{Came, Snag};
+use self::standing::{Came, Reason, Snag};
 use crate::api::ConfigMapSync;
 use crate::api::config_map_sync::{ConfigMapSyncStatus, FINALIZER, GROUP};
 use crate::api::kind::{EVENTS, Kind, Right};
@@ -170,11 +170,11 @@ impl ConfigMapSyncs {
         if plan.selects()
             && let Some(why) = self.index.blind()
         {
-            return blocked("Forbidden", format!("the namespaces that the selector means are not known: {why}"));
+            return blocked(Reason::Forbidden, format!("the namespaces that the selector means are not known: {why}"));
         }
         if let Some(other) = self.index.closes_loop(key) {
             return blocked(
-                "Loop",
+                Reason::Loop,
                 format!(
                     "what this copies would come back to its source through ConfigMapSync {other}: remove one of the two"
                 ),
@@ -188,10 +188,10 @@ impl ConfigMapSyncs {
             Ok(Some(source)) => source,
             Ok(None) => {
                 let words = format!("ConfigMap {} does not exist: create it; what was copied of it stays", plan.source);
-                let came = Came::Blocked { reason: "SourceNotFound", words };
+                let came = Came::Blocked { reason: Reason::SourceNotFound, words };
                 return Ok(Pass { came, wrote: cleared, failure: None });
             }
-            Err(kube::Error::Api(said)) if said.code == 403 => return blocked("Forbidden", said.message.clone()),
+            Err(kube::Error::Api(said)) if said.code == 403 => return blocked(Reason::Forbidden, said.message.clone()),
             Err(error) => return Err(Error::ReadSource(error)),
         };
         let count = destinations.len();
@@ -212,7 +212,7 @@ impl ConfigMapSyncs {
                 Err(Trouble::Failed(error)) => {
                     let words = error.to_string();
                     failure = Some(Error::WriteCopy(copy.clone(), error));
-                    ("WriteFailed", words)
+                    (Reason::WriteFailed, words)
                 }
             };
             snags.push(Snag { namespace: copy.namespace.to_string(), reason, words });
@@ -232,9 +232,11 @@ impl ConfigMapSyncs {
     ) -> (Key, Result<bool, Trouble>) {
         let result = match standing {
             Standing::Missing => {
-                Err(Trouble::snag("NamespaceNotFound", format!("create namespace {}", copy.namespace)))
+                Err(Trouble::snag(Reason::NamespaceNotFound, format!("create namespace {}", copy.namespace)))
             }
-            Standing::Going => Err(Trouble::snag("NamespaceTerminating", "the namespace is being deleted".into())),
+            Standing::Going => {
+                Err(Trouble::snag(Reason::NamespaceTerminating, "the namespace is being deleted".into()))
+            }
             Standing::There => {
                 let lives = |uid: &str| self.lives(uid);
                 self.copies.settle(owner, &sync.spec, source, digest, &copy, &lives).await
@@ -269,7 +271,7 @@ impl ConfigMapSyncs {
                 Error::ListCopies(kube::Error::Api(said)) if said.code == 403 => said.message.clone(),
                 _ => return Err(error),
             };
-            self.write(key, sync, &Came::Blocked { reason: "Forbidden", words: refusal }, false).await?;
+            self.write(key, sync, &Came::Blocked { reason: Reason::Forbidden, words: refusal }, false).await?;
             return Ok(Outcome::Waiting);
         }
         let left: Vec<_> = sync.finalizers().iter().filter(|name| *name != FINALIZER).collect();
@@ -335,7 +337,7 @@ impl ConfigMapSyncs {
         if then.is_some_and(|then| then.reason == now.reason && then.message == now.message) {
             return;
         }
-        if now.status == "True" || now.reason == standing::SUSPENDED {
+        if now.status == "True" || now.reason == Reason::Suspended.to_string() {
             self.events.normal(sync.object_ref(&()), "Copy", &now.reason, now.message.clone());
         } else {
             self.events.warning(sync.object_ref(&()), "Copy", &now.reason, now.message.clone());
@@ -343,11 +345,11 @@ impl ConfigMapSyncs {
     }
 }
 
-fn reason(refused: &Refused) -> &'static str {
+fn reason(refused: &Refused) -> Reason {
     match refused {
-        Refused::SpecInvalid(_) => "SpecInvalid",
-        Refused::OutOfScope(_) => "OutOfScope",
-        Refused::DestinationRefused(_) => "DestinationRefused",
+        Refused::SpecInvalid(_) => Reason::SpecInvalid,
+        Refused::OutOfScope(_) => Reason::OutOfScope,
+        Refused::DestinationRefused(_) => Reason::DestinationRefused,
     }
 }
 
@@ -359,12 +361,13 @@ impl Reconciler for ConfigMapSyncs {
         let key = Key::of(sync.as_ref());
         let sync = self.written.newest(&key, sync);
         let Some(owner) = Owner::of(sync.as_ref()) else { return Ok(Outcome::Done) };
+        let owner = owner.fresh(sync.status.is_none());
         if sync.meta().deletion_timestamp.is_some() {
             return self.finish(&key, &sync, &owner).await;
         }
         if sync.spec.suspend.unwrap_or_default() {
             let words = "nothing is copied while spec.suspend is true".into();
-            self.write(&key, &sync, &Came::Blocked { reason: standing::SUSPENDED, words }, false).await?;
+            self.write(&key, &sync, &Came::Blocked { reason: Reason::Suspended, words }, false).await?;
             return Ok(Outcome::Done);
         }
         let sync = self.guard(&key, sync).await?;
@@ -375,7 +378,7 @@ impl Reconciler for ConfigMapSyncs {
         }
         Ok(match came {
             Came::Copied { snags, .. } if !snags.is_empty() => Outcome::Waiting,
-            Came::Blocked { reason: "Forbidden", .. } => Outcome::Waiting,
+            Came::Blocked { reason: Reason::Forbidden, .. } => Outcome::Waiting,
             // Not all of them at once.
             _ => Outcome::RequeueAfter(self.resync.mul_f64(rand::random_range(1.0..1.2))),
         })

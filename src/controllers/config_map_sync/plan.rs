@@ -162,7 +162,7 @@ mod tests {
 
     use super::*;
 
-    fn plan(spec: Value, scope: &Scope, protected: bool) -> Result<Plan, Refused> {
+    fn plan(spec: &Value, scope: &Scope, protected: bool) -> Result<Plan, Refused> {
         let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });
         whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
         Plan::of(&serde_json::from_value(whole).unwrap(), scope, protected)
@@ -174,7 +174,7 @@ mod tests {
     #[case::itself_under_another_name(json!({ "destinationNamespace": "a", "destinationName": "x" }), &["a"])]
     #[case::go_writes_empty_strings(json!({ "destinationNamespace": "", "destinationNamespaces": ["b"] }), &["b"])]
     fn named(#[case] spec: Value, #[case] to: &[&str]) {
-        let plan = plan(spec, &Scope::Cluster, false).unwrap();
+        let plan = plan(&spec, &Scope::Cluster, false).unwrap();
         assert_eq!(plan.to, Destinations::Named(to.iter().map(ToString::to_string).collect()));
         for namespace in ["a", "b", "d"] {
             assert_eq!(plan.reaches(namespace, None), to.contains(&namespace));
@@ -190,7 +190,7 @@ mod tests {
             if itself {
                 spec["destinationName"] = "other".into();
             }
-            let plan = plan(spec, &Scope::Cluster, protected).unwrap();
+            let plan = plan(&spec, &Scope::Cluster, protected).unwrap();
             assert!(plan.reaches("b", Some(&theirs)));
             assert!(!plan.reaches("b", Some(&BTreeMap::new())) && !plan.reaches("b", None));
             assert_eq!(plan.reaches("kube-system", Some(&theirs)), protected);
@@ -207,7 +207,7 @@ mod tests {
     #[case::the_articles_own_words(json!({ "sourceNamespace": "sourceNamespace", "destinationNamespace": "b" }), "write lower-case letters")]
     #[case::an_operator(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "k", "operator": "Is" }] } }), "write In,")]
     fn what_cannot_be_done(#[case] spec: Value, #[case] words: &str) {
-        let refused = plan(spec, &Scope::Cluster, false).unwrap_err();
+        let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
         assert!(matches!(&refused, Refused::SpecInvalid(said) if said.contains(words)), "{refused:?}");
     }
 
@@ -217,12 +217,12 @@ mod tests {
     #[case(json!({ "destinationNamespace": "b", "destinationName": "kube-root-ca.crt" }))]
     #[case(json!({ "destinationNamespace": "b", "configMapName": "aws-auth" }))]
     fn where_kubernetes_lives_nothing_is_written_unless_told(#[case] spec: Value) {
-        let refused = plan(spec.clone(), &Scope::Cluster, false).unwrap_err();
+        let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
         assert!(
             matches!(&refused, Refused::DestinationRefused(said) if said.contains("--allow-protected")),
             "{refused:?}"
         );
-        plan(spec, &Scope::Cluster, true).unwrap();
+        plan(&spec, &Scope::Cluster, true).unwrap();
     }
 
     #[rstest]
@@ -231,7 +231,7 @@ mod tests {
     #[case::a_selector(json!({ "destinationNamespaceSelector": {} }), "--watch-namespace")]
     fn what_is_not_served_is_refused(#[case] spec: Value, #[case] words: &str) {
         let scope = Scope::Namespaces(vec!["a".into(), "b".into()]);
-        let refused = plan(spec, &scope, false).unwrap_err();
+        let refused = plan(&spec, &scope, false).unwrap_err();
         assert!(matches!(&refused, Refused::OutOfScope(said) if said.contains(words)), "{refused:?}");
     }
 }

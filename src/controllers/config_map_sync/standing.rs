@@ -1,14 +1,74 @@
 //! The status of a `ConfigMapSync`, from what came of a pass. Pure.
 
+use std::fmt;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::config_map_sync::ConfigMapSyncStatus;
 use crate::runtime::conditions::{self, READY};
 
-/// The reason of one whose `spec.suspend` is true.
-pub const SUSPENDED: &str = "Suspended";
-/// The reason when every copy is as its source.
-pub const SYNCED: &str = "Synced";
+/// The reason of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Every copy is as its source.
+    Synced,
+    /// `spec.suspend` is true.
+    Suspended,
+    /// The spec says what cannot be done; an older CRD let it in.
+    SpecInvalid,
+    /// It concerns namespaces that this operator does not serve.
+    OutOfScope,
+    /// Nobody is let write there through the operator.
+    DestinationRefused,
+    /// What is copied would come back to its source.
+    Loop,
+    /// There is no source.
+    SourceNotFound,
+    /// The operator lacks a right.
+    Forbidden,
+    /// There is no such namespace.
+    NamespaceNotFound,
+    /// The namespace is being deleted.
+    NamespaceTerminating,
+    /// The copy is being deleted.
+    Terminating,
+    /// What has the copy's name is not ours.
+    Conflict,
+    /// The namespace's quota is used up.
+    QuotaExceeded,
+    /// The apiserver does not take the copy.
+    Refused,
+    /// The apiserver could not do it; it is tried again.
+    WriteFailed,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 15] = [
+        Self::Synced,
+        Self::Suspended,
+        Self::SpecInvalid,
+        Self::OutOfScope,
+        Self::DestinationRefused,
+        Self::Loop,
+        Self::SourceNotFound,
+        Self::Forbidden,
+        Self::NamespaceNotFound,
+        Self::NamespaceTerminating,
+        Self::Terminating,
+        Self::Conflict,
+        Self::QuotaExceeded,
+        Self::Refused,
+        Self::WriteFailed,
+    ];
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
 /// How many destinations a message names.
 const NAMED: usize = 5;
 
@@ -18,7 +78,7 @@ pub struct Snag {
     /// The destination's namespace.
     pub namespace: String,
     /// The condition's reason.
-    pub reason: &'static str,
+    pub reason: Reason,
     /// What is wrong, and what to do.
     pub words: String,
 }
@@ -29,7 +89,7 @@ pub enum Came {
     /// Nothing was copied, for one reason.
     Blocked {
         /// The condition's reason.
-        reason: &'static str,
+        reason: Reason,
         /// What is wrong, and what to do.
         words: String,
     },
@@ -62,12 +122,12 @@ pub fn status(
             status.destinations = Some(count(*destinations));
             status.copies = Some(count(destinations - snags.len()));
             match snags.first() {
-                None => (true, SYNCED, well(*destinations)),
+                None => (true, Reason::Synced, well(*destinations)),
                 Some(first) => (false, first.reason, ill(*destinations, snags)),
             }
         }
     };
-    conditions::set(&mut status.conditions, READY, well, reason, &message, generation, now);
+    conditions::set(&mut status.conditions, READY, well, &reason.to_string(), &message, generation, now);
     status
 }
 
@@ -99,7 +159,7 @@ mod tests {
     }
 
     fn snag(namespace: &str) -> Snag {
-        Snag { namespace: namespace.into(), reason: "QuotaExceeded", words: "full".into() }
+        Snag { namespace: namespace.into(), reason: Reason::QuotaExceeded, words: "full".into() }
     }
 
     #[test]
@@ -108,7 +168,7 @@ mod tests {
         let first = status(None, &came, Some(at(1)), 1, at(1));
         assert_eq!((first.last_sync_time.clone(), first.copies), (Some(at(1)), Some(2)));
         assert_eq!(status(Some(&first), &came, None, 1, at(2)), first);
-        let blocked = Came::Blocked { reason: "SourceNotFound", words: "no".into() };
+        let blocked = Came::Blocked { reason: Reason::SourceNotFound, words: "no".into() };
         let second = status(Some(&first), &blocked, None, 1, at(3));
         assert_eq!((second.last_sync_time, second.copies), (Some(at(1)), Some(2)), "the copies stay");
         assert_eq!(second.conditions[0].status, "False");

@@ -21,6 +21,11 @@ const APP: &str = "app";
 /// may be root or a name, and the kubelet then refuses to start it.
 const USER: i64 = 65_532;
 
+/// The reason of one without an image.
+pub const IMAGE_MISSING: &str = "ImageMissing";
+/// The reason of one that an older CRD let in.
+pub const SPEC_INVALID: &str = "SpecInvalid";
+
 /// What the Pod runs, by `/bin/sh -c`. Plain POSIX, so that dash, bash and busybox all take it:
 /// the banner stays in its variable, where no shell reads it, and goes through `printf '%s'`, which reads no backslashes as
 /// dash's `echo` does. As process 1 a program ignores every signal that it has no handler for, so a bare `sleep` would stay for
@@ -47,8 +52,8 @@ impl Invalid {
     /// The condition's reason.
     pub fn reason(self) -> &'static str {
         match self {
-            Self::ImageMissing => "ImageMissing",
-            Self::SpecInvalid(_) => "SpecInvalid",
+            Self::ImageMissing => IMAGE_MISSING,
+            Self::SpecInvalid(_) => SPEC_INVALID,
         }
     }
 }

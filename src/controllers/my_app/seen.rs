@@ -13,9 +13,9 @@ use crate::runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
 /// Reasons that pass by themselves: nobody need be told.
 const PASSING: [&str; 4] = [PENDING, "ContainerCreating", "PodInitializing", "SchedulingGated"];
 /// Nothing is said of the Pod yet.
-const PENDING: &str = "PodPending";
+pub const PENDING: &str = "PodPending";
 /// It runs and is not ready, and its container gives no reason.
-const NOT_READY: &str = "PodNotReady";
+pub const NOT_READY: &str = "PodNotReady";
 /// It failed, or was evicted.
 pub const FAILED: &str = "PodFailed";
 /// Its container ended well, and is not started again.

@@ -10,7 +10,7 @@ use tracing::debug;
 
 use super::build::{self, Wanted};
 use super::seen::{Life, Seen, Why};
-use super::standing::{self, CONFLICT, NODE_GONE, NODE_NOT_READY, Standing, Step};
+use super::standing::{self, CONFLICT, NODE_GONE, NODE_NOT_READY, REFUSED, Standing, Step};
 use super::{Error, MyApps};
 use crate::api::MyApp;
 use crate::runtime::children::{Child, Trouble};
@@ -84,7 +84,7 @@ impl MyApps {
                 return Ok(Passed { standing: None, end: Ok(Outcome::Waiting) });
             }
             Err(trouble @ Trouble::Refused { .. }) => {
-                let why = Why::new("PodRefused", trouble.to_string());
+                let why = Why::new(REFUSED, trouble.to_string());
                 let end = Err(Error::PodRefused(trouble.to_string()));
                 return Ok(Passed { standing: Some(Standing::not(why, None)), end });
             }

@@ -4,8 +4,8 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
-use super::build::{Invalid, Wanted};
-use super::seen::{Life, Seen, TERMINATING, Why};
+use super::build::{IMAGE_MISSING, Invalid, SPEC_INVALID, Wanted};
+use super::seen::{FAILED, Life, NOT_READY, PENDING, SUCCEEDED, Seen, TERMINATING, Why};
 use crate::api::my_app::MyAppStatus;
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::ownership::{Claim, Foreign, Owner};
@@ -18,6 +18,25 @@ pub const CONFLICT: &str = "Conflict";
 pub const NODE_GONE: &str = "NodeGone";
 /// The Pod's node is there, and does not answer.
 pub const NODE_NOT_READY: &str = "NodeNotReady";
+
+/// The apiserver does not take the Pod.
+pub const REFUSED: &str = "PodRefused";
+/// The reasons that are ours; any other is a container's own.
+pub const REASONS: [&str; 13] = [
+    READY,
+    IMAGE_MISSING,
+    SPEC_INVALID,
+    SUSPENDED,
+    CONFLICT,
+    REFUSED,
+    PENDING,
+    NOT_READY,
+    TERMINATING,
+    FAILED,
+    SUCCEEDED,
+    NODE_NOT_READY,
+    NODE_GONE,
+];
 
 /// What is to be done about a Pod.
 #[derive(Clone, Debug, PartialEq)]

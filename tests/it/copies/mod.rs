@@ -7,9 +7,13 @@ use quartermaster::api::ConfigMapSync;
 use serde_json::{Value, json};
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings};
+use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 mod content;
+mod crowd;
+mod namespaces;
+mod owners;
+mod refused;
 
 /// A test's namespaces: that of the syncs and of the source, and others.
 pub struct Shop {
@@ -94,12 +98,8 @@ impl Shop {
     pub async fn gone(&self, namespace: &str, name: &str) {
         let maps = self.maps(namespace);
         until(format!("{namespace}/{name} is gone"), SOON, async || {
-            Ok(maps
-                .get_opt(name)
-                .await?
-                .filter(|map| map.metadata.deletion_timestamp.is_none())
-                .is_none()
-                .then_some(()))
+            let there = maps.get_opt(name).await?;
+            Ok(there.is_none_or(|map| map.metadata.deletion_timestamp.is_some()).then_some(()))
         })
         .await
         .unwrap();
@@ -117,7 +117,43 @@ impl Shop {
     }
 }
 
-/// That nobody writes is shown by what is stored: two reads around a marker that the operator had to act on.
+/// The resourceVersion, which every write moves.
 pub fn version(object: &impl ResourceExt) -> String {
     object.resource_version().unwrap()
+}
+
+impl Shop {
+    /// Has passes run over a sync, and sees to it that none of them writes anything. Passes of one object come one after the
+    /// other: when the second looks at the source, the first has written what it had to write.
+    pub async fn rests(&self, sync: &str) {
+        let audit = self.bed.plane.audit();
+        let mark = audit.mark().await.unwrap();
+        let ours = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+        for _ in 0..2 {
+            let round = audit.mark().await.unwrap();
+            let at = uuid::Uuid::new_v4().to_string();
+            let patch = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": at } } });
+            let asked: ConfigMapSync = self.bed.patch(sync, patch).await;
+            let (namespace, name) = (&asked.spec.source_namespace, &asked.spec.config_map_name);
+            until(format!("a pass over {sync}"), SOON, async || {
+                let requests = audit.requests(round).await?;
+                let looked = requests
+                    .iter()
+                    .map(|request| &request.subject)
+                    .any(|it| it.user == ours && it.verb == "get" && it.namespace == *namespace && it.name == *name);
+                Ok(looked.then_some(()))
+            })
+            .await
+            .unwrap();
+        }
+        let requests = audit.requests(mark).await.unwrap();
+        let writes: Vec<_> = requests
+            .iter()
+            .map(|request| &request.subject)
+            .filter(|it| it.user == ours && it.is_write() && it.namespace.starts_with(&self.bed.namespace))
+            // Written beside the passes: that of an earlier one may come late.
+            .filter(|it| it.resource != "events")
+            .collect();
+        assert!(writes.is_empty(), "{writes:?}");
+    }
 }
