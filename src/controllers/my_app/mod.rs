@@ -103,6 +103,10 @@ struct Notes {
     told: BTreeSet<String>,
     /// The Pod that was not ready when it was looked at last: UID and resourceVersion.
     looked: Option<(String, String)>,
+    /// Since when the watch's word for the Pod is believed.
+    believed: Option<Instant>,
+    /// It was not what is there: to be asked for.
+    doubted: bool,
     /// UID of the Pod that came to its end, and when it is to be deleted.
     due: Option<(String, Instant)>,
 }
@@ -167,7 +171,13 @@ impl MyApps {
             return Ok(Passed::with(Standing::suspended(pod()), Outcome::Done));
         }
         match build::validate(app) {
-            Ok(wanted) => self.settle(key, app, owner, &wanted).await,
+            Ok(wanted) => match self.settle(key, app, owner, &wanted).await {
+                Err(Error::WritePod(trouble)) => {
+                    self.note(key, |notes| notes.doubted = true);
+                    settle::refused(trouble, pod())
+                }
+                passed => passed,
+            },
             Err(invalid) => Ok(Passed::with(Standing::invalid(invalid, pod()), Outcome::Done)),
         }
     }
@@ -237,7 +247,7 @@ impl Reconciler for MyApps {
     }
 
     fn gone(&self, key: &Key) {
-        self.pods.forget(key);
+        self.pods.forget(&Key::new(&key.namespace, &build::pod_name(&key.name)));
         self.retries.reset(key);
         self.written.forget(key);
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).remove(key);

@@ -43,6 +43,8 @@ enum Found {
     Made(Child<Seen>),
     /// It is there.
     There(Child<Seen>),
+    /// It comes and goes all the time.
+    Unsteady,
 }
 
 /// What becomes of the node of a Pod.
@@ -69,26 +71,16 @@ impl MyApps {
         owner: &Owner,
         wanted: &Wanted<'_>,
     ) -> Result<Passed, Error> {
-        let child = match self.find(app, owner, wanted).await {
-            Ok(Some(Found::There(child))) => child,
-            Ok(Some(Found::Made(child))) => {
+        let child = match self.find(key, app, owner, wanted).await.map_err(Error::WritePod)? {
+            Found::There(child) => child,
+            Found::Made(child) => {
                 if app.status.as_ref().is_some_and(|status| status.pod_name.is_some()) {
                     let words = format!("{} was gone, and is made again", child.key.name);
                     self.events.normal(app.object_ref(&()), "Create", "Recreated", words);
                 }
                 return Ok(Passed::with(Standing::of(child.report), Outcome::Done));
             }
-            Ok(None) => return Err(Error::PodUnsteady),
-            Err(Trouble::Refused { said, .. }) if apply::is_terminating(&said) => {
-                // So is the MyApp.
-                return Ok(Passed { standing: None, end: Ok(Outcome::Waiting) });
-            }
-            Err(trouble @ Trouble::Refused { .. }) => {
-                let why = Why::new(REFUSED, trouble.to_string());
-                let end = Err(Error::PodRefused(trouble.to_string()));
-                return Ok(Passed { standing: Some(Standing::not(why, None)), end });
-            }
-            Err(trouble) => return Err(Error::WritePod(trouble)),
+            Found::Unsteady => return Err(Error::PodUnsteady),
         };
         match standing::step(owner, wanted, &child.report, |uid| self.lives(uid)) {
             Step::Leave(foreign) => {
@@ -98,7 +90,7 @@ impl MyApps {
             }
             Step::Wait => Ok(self.wait(key, app, child).await),
             Step::Replace(differs) => {
-                self.delete(&child).await?;
+                self.delete(key, &child).await?;
                 let words = format!("{} is replaced: {differs}", child.key.name);
                 self.events.normal(app.object_ref(&()), "Delete", "Replaced", words);
                 Ok(Passed::with(Standing::terminating(child.report), Outcome::Waiting))
@@ -118,22 +110,35 @@ impl MyApps {
 
     /// The Pod, made if there is none. Nothing is asked for that the watch shows, or that making it tells; but while
     /// somebody else's is known to be there, making one would only be refused.
-    async fn find(&self, app: &MyApp, owner: &Owner, wanted: &Wanted<'_>) -> Result<Option<Found>, Trouble> {
+    async fn find(&self, key: &Key, app: &MyApp, owner: &Owner, wanted: &Wanted<'_>) -> Result<Found, Trouble> {
         let pod = pod_of(owner);
-        if let Some(known) = self.pods.child(&pod) {
-            return Ok(Some(Found::There(known)));
-        }
+        let known = self.pods.child(&pod);
         let mut taken = says(app, &[CONFLICT]);
+        if let Some(known) = known {
+            if self.believes(key) {
+                return Ok(Found::There(known));
+            }
+            taken = true;
+        }
         for _ in 0..TRIES {
             if !taken && let Some(made) = self.pods.make(&build::pod(owner, wanted)).await? {
-                return Ok(Some(Found::Made(made)));
+                return Ok(Found::Made(made));
             }
-            if let Some(there) = self.pods.ask(&pod).await? {
-                return Ok(Some(Found::There(there)));
+            let there = self.pods.ask(&pod).await?;
+            self.note(key, |notes| (notes.believed, notes.doubted) = (None, false));
+            if let Some(there) = there {
+                return Ok(Found::There(there));
             }
             taken = false;
         }
-        Ok(None)
+        Ok(Found::Unsteady)
+    }
+
+    /// Whether what the watch shows of the Pod is believed: it may have failed to say something, and nobody would ever know.
+    fn believes(&self, key: &Key) -> bool {
+        self.note(key, |notes| {
+            !notes.doubted && notes.believed.get_or_insert_with(Instant::now).elapsed() < self.resync
+        })
     }
 
     /// A Pod that is as it is wanted.
@@ -149,7 +154,7 @@ impl MyApps {
             Place::There => Standing::of(child.report),
             Place::NotReady(said) => Standing::node_not_ready(child.report, &node, &said),
             Place::Gone => {
-                self.delete(&child).await?;
+                self.delete(key, &child).await?;
                 Standing::node_gone(child.report, &node)
             }
         };
@@ -190,11 +195,13 @@ impl MyApps {
         if left > Duration::ZERO {
             return Ok(Passed::with(standing, Outcome::RequeueAfter(left)));
         }
-        self.delete(&child).await?;
+        self.delete(key, &child).await?;
         Ok(Passed::with(standing, Outcome::Waiting))
     }
 
-    async fn delete(&self, child: &Child<Seen>) -> Result<(), Error> {
+    /// Deletes the Pod. What is known of it is out of date then: unless the watch says so first, it is asked for.
+    async fn delete(&self, key: &Key, child: &Child<Seen>) -> Result<(), Error> {
+        self.note(key, |notes| notes.doubted = true);
         self.pods.delete(child).await.map_err(Error::WritePod)
     }
 
@@ -214,6 +221,21 @@ impl MyApps {
                 Place::There
             }
         }
+    }
+}
+
+/// What a pass came to in which the Pod could not be read or written: what the apiserver does not take, it may take later.
+pub fn refused(trouble: Trouble, pod: Option<Seen>) -> Result<Passed, Error> {
+    match trouble {
+        // The MyApp goes, too.
+        Trouble::Refused { said, .. } if apply::is_terminating(&said) => {
+            Ok(Passed { standing: None, end: Ok(Outcome::Waiting) })
+        }
+        Trouble::Refused { .. } => {
+            let standing = Standing::not(Why::new(REFUSED, trouble.to_string()), pod);
+            Ok(Passed { standing: Some(standing), end: Err(Error::PodRefused(trouble.to_string())) })
+        }
+        trouble => Err(Error::WritePod(trouble)),
     }
 }
 

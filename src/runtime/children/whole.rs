@@ -46,13 +46,17 @@ where
         Some(Child { key: key.clone(), uid, version: version.to_string(), report })
     }
 
-    /// The object of this name, whosever it is.
+    /// The object of this name, whosever it is, by asking for it.
     ///
     /// # Errors
     /// It could not be read.
     pub async fn ask(&self, key: &Key) -> Result<Option<Child<S>>, Trouble> {
-        let live = Self::sent(key, self.api(key).get_opt(&key.name).await)?;
-        Ok(live.map(|live| self.as_it_is(key, &live)))
+        let Some(live) = Self::sent(key, self.api(key).get_opt(&key.name).await)? else {
+            self.seen.absent(key);
+            return Ok(None);
+        };
+        let labelled = live.labels().contains_key(OWNER_UID);
+        Ok(Some(if labelled { self.noted(key, &live) } else { self.as_it_is(key, &live) }))
     }
 
     /// Makes `desired`, which is marked as its owner's; none if there is an object of its name.
@@ -109,7 +113,7 @@ where
         }
     }
 
-    /// We wrote it so: the watch, which may lag behind, has nothing older to say.
+    /// We wrote or read it so: the watch, which may lag behind, has nothing older to say.
     fn noted(&self, key: &Key, object: &K) -> Child<S> {
         // Nobody compares it with a digest.
         self.seen.wrote(key, self.known(object), String::new());

@@ -1,4 +1,5 @@
-//! The operator is killed at each of its writes, and loses answers: there is one Pod, as it is wanted, and it says so.
+//! The operator is killed at each of its writes, loses answers, and is told nothing: there is one Pod, as it is wanted, and it
+//! says so.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use testbed::proxy::{Fault, Lost, Match, Point, Then, Times, Verb};
 use tokio::sync::Notify;
 
-use super::{by_hand, says};
+use super::{by_hand, running, says};
 use crate::support::{Bed, Operator, Plane, Settings};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -31,7 +32,7 @@ async fn a_kill_at_any_write_changes_nothing() {
     let writes = tokio::join!(before, applied, answered);
     // At least: a Pod, that it is there, that it goes, another one, that it is there.
     assert!(writes.0 >= 5 && writes.1 >= 5 && writes.2 >= 5, "{writes:?} writes");
-    answers_that_are_lost(&bed.plane).await;
+    tokio::join!(answers_that_are_lost(&bed.plane), a_watch_that_is_silent(&bed.plane));
 }
 
 /// A `MyApp` is made, and given another image, while the operator is killed at that write. Says whether it came to that, and
@@ -95,4 +96,32 @@ async fn answers_that_are_lost(plane: &Plane) {
     assert_eq!(lost.hits(), 1);
     let pods = bed.api::<Pod>().list(&ListParams::default()).await.unwrap().items;
     assert_eq!(pods.len(), 1);
+}
+
+/// Nothing is believed for ever, and nothing is done twice because nobody says that it is done.
+async fn a_watch_that_is_silent(plane: &Plane) {
+    let bed = Bed::on(plane.clone(), "silent").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file).flag("--resync=1s")).await;
+    bed.app("web", json!({ "image": "nginx:1" })).await;
+    bed.app_says("web", "PodPending").await;
+    let first = bed.pod("web").await.unwrap();
+    let hidden = proxy.hide(Match::watch("pods"), |event| event.kind == "DELETED");
+    bed.delete::<Pod>("web-pod").await;
+    let second = bed.another("web", &first).await;
+    assert_eq!(hidden.hits(), 1);
+    proxy.behave();
+
+    bed.app_says("web", "PodPending").await;
+    proxy.freeze(Match::watch("pods"));
+    bed.pod_is("web", running(true)).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+    let third = bed.another("web", &second).await;
+    assert_eq!(third.spec.unwrap().containers[0].image.as_deref(), Some("nginx:2"));
+    bed.app_says("web", "PodPending").await;
+    bed.event("web", "Replaced").await;
+    bed.event("web", "Recreated").await;
+    assert_eq!(bed.events("web", "Replaced").await.len(), 1);
+    let deletes = proxy.requests().iter().filter(|seen| seen.request.verb == Verb::Delete).count();
+    assert!(deletes <= 2, "{deletes}: in the state that was shown, and in the one that is there");
 }

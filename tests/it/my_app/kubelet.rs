@@ -9,7 +9,7 @@ use quartermaster::api::MyApp;
 use serde_json::json;
 
 use super::{by_hand, running, waiting};
-use crate::support::{Bed, Operator, Settings};
+use crate::support::{ACCOUNT, Bed, Operator, Settings};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_becomes_of_the_pod() {
@@ -40,7 +40,10 @@ async fn a_new_one_costs_two_writes_and_no_question(bed: Bed) {
 }
 
 async fn the_status_follows_the_pod(bed: Bed) {
-    let _operator = Operator::start(&bed, Settings::default()).await;
+    // Nothing is looked at without a reason.
+    let settings = Settings::default().flag("--waiting-min=10m").flag("--waiting-max=10m");
+    let _operator = Operator::start(&bed, settings).await;
+    let since = bed.plane.audit().mark().await.unwrap();
     bed.app("web", json!({ "image": "nginx" })).await;
     bed.app_says("web", "PodPending").await;
     let unscheduled = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available" });
@@ -75,6 +78,12 @@ async fn the_status_follows_the_pod(bed: Bed) {
         assert_eq!(bed.events("web", reason).await.len(), 1, "{reason}");
     }
     assert!(bed.events("web", "ContainerCreating").await.is_empty());
+    // As long as somebody says something of the Pod its node is not asked for; but for a pass that our own status woke.
+    let requests = bed.plane.audit().requests(since).await.unwrap();
+    let asked =
+        requests.iter().filter(|request| request.subject.name == "status-node" && request.subject.verb == "get");
+    let ours = asked.filter(|request| request.subject.user.ends_with(ACCOUNT)).count();
+    assert!(ours < 4, "asked for {ours} times");
 }
 
 async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {

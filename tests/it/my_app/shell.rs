@@ -156,7 +156,7 @@ impl First {
         let mut command = Command::new(found("unshare").expect("util-linux's unshare"));
         command.args(["--pid", "--fork", "--kill-child", "--"]).args(shell).args(&words[1..]);
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").envs(variables);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
         let mut unshare = command.spawn().unwrap();
         let mut pipe = unshare.stdout.take().unwrap();
         let out = thread::spawn(move || {
