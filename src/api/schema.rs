@@ -182,6 +182,7 @@ mod tests {
         assert!(required("ContactPoint.status").is_empty());
         assert_eq!(required("TrackedField.spec"), ["contactPoint", "field", "target"]);
         assert_eq!(required("TrackedField.spec.target"), ["kind", "name"]);
+        assert!(required("MyApp.spec").is_empty() && required("MyApp.status").is_empty());
     }
 
     /// An empty spec of the other type counts as absent: the rules that say so name every field of it.

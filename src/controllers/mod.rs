@@ -2,5 +2,6 @@
 
 pub mod config_map_sync;
 pub mod contact_point;
+pub mod my_app;
 pub mod notifications;
 pub mod tracked_field;

@@ -9,7 +9,7 @@ use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, ResourceExt};
 use quartermaster::api::tracked_field::{Action, Delivery};
-use quartermaster::api::{ContactPoint, TrackedField};
+use quartermaster::api::{ContactPoint, MyApp, TrackedField};
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
@@ -84,6 +84,24 @@ fn tracked_fields() -> Vec<String> {
     ]
 }
 
+/// Names and specs; the original's had no status.
+fn my_apps() -> Vec<(String, String)> {
+    let banner = |banner: &str| format!("{{image: nginx, banner: \"{banner}\"}}");
+    let specs = [
+        "{}".into(),
+        "{banner: hello}".into(),
+        "{image: ''}".into(),
+        "{image: a b}".into(),
+        format!("{{image: {}}}", "a".repeat(2000)),
+        banner(&"a".repeat(130_000)),
+        banner(&"\u{e4}".repeat(70_000)),
+        banner(r"a\0b"),
+    ];
+    let numbered = specs.into_iter().enumerate().map(|(number, spec)| (format!("ma-{number}"), spec));
+    let named = [("ma.dot".into(), "{image: nginx}".into()), ("a".repeat(64), "{image: nginx}".into())];
+    numbered.chain(named).collect()
+}
+
 /// Both of the original's CRDs that are about: its `TrackedField` with the status subresource, and without.
 #[rstest]
 #[case(true)]
@@ -109,6 +127,11 @@ async fn objects_older_than_the_rules(#[case] subresource: bool) {
     }
     for (number, yaml) in tracked_fields().into_iter().enumerate() {
         old.push((fields.clone(), format!("tf-{number}"), Some(yaml), field_status.clone(), subresource));
+    }
+    let (apps, none) = (MyApp::api_resource(), Value::Null);
+    old.push((apps.clone(), "ma-bare".into(), None, none.clone(), false));
+    for (name, yaml) in my_apps() {
+        old.push((apps.clone(), name, Some(yaml), none.clone(), false));
     }
     for (kind, name, yaml, status, by_subresource) in &old {
         store(&client, kind, name, yaml.as_deref(), status, *by_subresource).await;
@@ -151,6 +174,11 @@ async fn the_operator_takes_old_objects_as_they_are() {
     }
     let good = "{contactPoint: good, field: replicas, target: {kind: Deployment, namespace: default, name: web}}";
     store(&client, &fields, "good", Some(good), &theirs, false).await;
+    let (apps, odd_apps) = (MyApp::api_resource(), my_apps());
+    store(&client, &apps, "bare", None, &Value::Null, false).await;
+    for (name, yaml) in &odd_apps {
+        store(&client, &apps, name, Some(yaml), &Value::Null, false).await;
+    }
     install(&plane).await;
 
     let bed = Bed { plane: Plane::Own(Arc::clone(&plane)), client, namespace: "default".into() };
@@ -178,6 +206,21 @@ async fn the_operator_takes_old_objects_as_they_are() {
         let new: Vec<_> = history.iter().skip(2).map(|entry| entry.action).collect();
         assert!(new.is_empty() || new == [Action::Deleted], "{name}: {history:?}");
         assert!(history[..2].iter().all(|entry| entry.id.is_none()), "{name}: {history:?}");
+    }
+    for name in odd_apps.iter().map(|(name, _)| name.as_str()).chain(["bare"]) {
+        let app = bed
+            .until(name, "says why", |app: &MyApp| {
+                app.status.as_ref().is_some_and(|status| !status.conditions.is_empty())
+            })
+            .await;
+        let reason = &app.status.unwrap().conditions[0].reason;
+        // An image that cannot be pulled is the kubelet's to tell; here nobody lets a Pod in.
+        let wanted = match name {
+            "bare" | "ma-0" | "ma-1" | "ma-2" => "ImageMissing",
+            "ma-3" | "ma-4" => "PodRefused",
+            _ => "SpecInvalid",
+        };
+        assert_eq!(reason, wanted, "{name}");
     }
     // What the document's program told is not told again; what it missed is.
     bed.scale("web", 4).await;
@@ -253,6 +296,8 @@ async fn every_one_can_be_read(client: &Client) {
     assert!(points.iter().all(|point| point.status.as_ref().is_some_and(|s| s.initialized && s.ready)));
     let fields = Api::<TrackedField>::all(client.clone()).list(&ListParams::default()).await.unwrap();
     assert_eq!(fields.items.len(), tracked_fields().len());
+    let apps = Api::<MyApp>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    assert_eq!(apps.items.len(), my_apps().len() + 1);
     for field in fields {
         let history = field.history().unwrap();
         let actions: Vec<_> = history.iter().map(|entry| entry.action).collect();
@@ -263,7 +308,9 @@ async fn every_one_can_be_read(client: &Client) {
 
 async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, yaml: Option<&str>, status: &Value) {
     let spec: Option<Value> = yaml.map(|yaml| serde_saphyr::from_str(yaml).unwrap());
-    let today = create(client, kind, "again", spec.as_ref(), true).await;
+    // As bad a name, where it is the name.
+    let again = if name.len() > 63 || name.contains('.') { format!("{name}-again") } else { "again".into() };
+    let today = create(client, kind, &again, spec.as_ref(), true).await;
     assert!(today.is_err(), "{yaml:?} breaks no rule, so it shows nothing");
 
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", kind);
@@ -278,7 +325,11 @@ async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, ya
     let ours = if status.is_array() {
         json!([{ "time": "2026-01-01T00:00:00Z", "action": "Updated", "value": "4", "id": "i", "delivery": "Pending" }])
     } else {
-        json!({ "initialized": true, "ready": false, "observedGeneration": 1 })
+        let mut ours = json!({ "ready": false, "observedGeneration": 1 });
+        if status.is_object() {
+            ours["initialized"] = true.into();
+        }
+        ours
     };
     let patch = json!({ "status": ours });
     let patched = api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await;

@@ -9,6 +9,7 @@ use quartermaster::api::contact_point::Tested;
 use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::Blocked;
 use quartermaster::controllers::contact_point::standing;
+use quartermaster::controllers::my_app;
 use quartermaster::controllers::tracked_field::field::Field;
 use quartermaster::controllers::tracked_field::waiting::Waiting;
 use quartermaster::notify::StopReason;
@@ -146,8 +147,16 @@ fn every_reason_of_a_config_map_sync_has_its_row() {
 }
 
 #[test]
+fn every_reason_of_a_my_app_has_its_row() {
+    let page = page("my-app.md");
+    for reason in my_app::standing::REASONS {
+        assert!(row(&page, reason).is_some(), "{reason} has no row");
+    }
+}
+
+#[test]
 fn every_event_is_told_of() {
-    let pages = page("contact-point.md") + &page("tracked-field.md") + &page("config-map-sync.md");
+    let pages = page("contact-point.md") + &page("tracked-field.md") + &page("config-map-sync.md") + &page("my-app.md");
     let sources = root().join("src/controllers");
     let words: BTreeSet<_> = [".warning(", ".normal("].iter().flat_map(|call| words_after(&sources, call)).collect();
     assert!(words.contains("DeliveryFailed") && words.contains("EntriesMerged") && words.contains("Wait"), "{words:?}");
