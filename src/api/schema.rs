@@ -166,7 +166,8 @@ mod tests {
     #[test]
     fn every_string_of_a_spec_is_bounded() {
         for (path, node) in nodes().iter().filter(|(path, _)| path.contains(".spec.")) {
-            assert!(node.type_.as_deref() != Some("string") || node.max_length.is_some(), "{path} has no maxLength");
+            let bounded = node.max_length.is_some() || node.enum_.is_some();
+            assert!(node.type_.as_deref() != Some("string") || bounded, "{path} has no maxLength");
         }
     }
 
@@ -182,6 +183,8 @@ mod tests {
         assert!(required("ContactPoint.status").is_empty());
         assert_eq!(required("TrackedField.spec"), ["contactPoint", "field", "target"]);
         assert_eq!(required("TrackedField.spec.target"), ["kind", "name"]);
+        assert_eq!(required("ConfigMapSync.spec"), ["configMapName", "sourceNamespace"]);
+        assert!(required("ConfigMapSync.status").is_empty());
         assert!(required("MyApp.spec").is_empty() && required("MyApp.status").is_empty());
     }
 
