@@ -177,6 +177,7 @@ where
             Look::Unknown => !owner.is_fresh(),
             Look::Other => true,
         };
+        let _asking = self.seen.asking(&key);
         for _ in 0..TRIES {
             if !there && let Some(created) = Self::sent(&key, apply::create(&api, self.manager, &desired).await)? {
                 return Ok(Settled { done: Done::Created, report: self.wrote(&key, &created, digest) });

@@ -24,6 +24,8 @@ struct State<S> {
     unlisted: BTreeSet<Option<String>>,
     /// What the lists that are under way have shown.
     listing: HashMap<Option<String>, HashSet<Key>>,
+    /// How many are asking for a child, and the UIDs that have gone meanwhile.
+    asking: HashMap<Key, (usize, Vec<String>)>,
 }
 
 /// What is kept of a child.
@@ -66,8 +68,9 @@ impl<S: Clone + PartialEq> Seen<S> {
     /// Nothing is known, and these places are to be listed. That a child was found to be as wanted is believed for as long
     /// as `trust`.
     pub fn new(unlisted: BTreeSet<Option<String>>, trust: Duration) -> Self {
-        let (known, absent, listing) = (HashMap::new(), HashSet::new(), HashMap::new());
-        Self { state: Mutex::new(State { known, absent, unlisted, listing }), listed: watch::channel(false).0, trust }
+        let (known, absent, listing, asking) = (HashMap::new(), HashSet::new(), HashMap::new(), HashMap::new());
+        let state = Mutex::new(State { known, absent, unlisted, listing, asking });
+        Self { state, listed: watch::channel(false).0, trust }
     }
 
     fn state(&self) -> MutexGuard<'_, State<S>> {
@@ -126,9 +129,19 @@ impl<S: Clone + PartialEq> Seen<S> {
         self.state().absent.remove(key);
     }
 
-    /// We wrote or read it so, and it is as wanted: what is known of it is at least as new.
+    /// The apiserver is asked for a child, or to make or change it, until this value goes.
+    pub fn asking(&self, key: &Key) -> Asking<'_, S> {
+        self.state().asking.entry(key.clone()).or_default().0 += 1;
+        Asking { seen: self, key: key.clone() }
+    }
+
+    /// We wrote or read it so, and it is as wanted: what is known of it is at least as new. One that the watch has shown to
+    /// be gone while it was asked for is gone: that would never be said again.
     pub fn wrote(&self, key: &Key, known: Known<S>, digest: String) {
         let mut state = self.state();
+        if state.asking.get(key).is_some_and(|(_, gone)| gone.contains(&known.uid)) {
+            return;
+        }
         state.absent.remove(key);
         if state.known.get(key).is_none_or(|(newer, _)| newer.uid != known.uid || newer.version <= known.version) {
             state.known.insert(key.clone(), (known, Some(Fine { digest, at: Instant::now() })));
@@ -144,6 +157,10 @@ impl<S: Clone + PartialEq> Seen<S> {
             }
         }
         state.absent.remove(&key);
+        // The watch still speaks of the one before.
+        if state.known.get(&key).is_some_and(|(now, _)| now.uid != known.uid && now.version > known.version) {
+            return None;
+        }
         let (mut fine, mut news) = (None, true);
         if let Some((before, found)) = state.known.get_mut(&key).filter(|(before, _)| before.uid == known.uid) {
             if known.version <= before.version {
@@ -161,6 +178,9 @@ impl<S: Clone + PartialEq> Seen<S> {
     /// A watch shows that it is gone; whose news that is.
     pub fn gone(&self, key: &Key, uid: &str) -> Option<Key> {
         let mut state = self.state();
+        if let Some((_, gone)) = state.asking.get_mut(key) {
+            gone.push(uid.to_owned());
+        }
         if state.known.get(key)?.0.uid != uid {
             return None;
         }
@@ -190,6 +210,24 @@ impl<S: Clone + PartialEq> Seen<S> {
         state.unlisted.remove(&shard.map(str::to_owned));
         if state.unlisted.is_empty() {
             self.listed.send_if_modified(|listed| !std::mem::replace(listed, true));
+        }
+    }
+}
+
+/// A child is asked for: [`Seen::asking`].
+pub struct Asking<'a, S: Clone + PartialEq> {
+    seen: &'a Seen<S>,
+    key: Key,
+}
+
+impl<S: Clone + PartialEq> Drop for Asking<'_, S> {
+    fn drop(&mut self) {
+        let mut state = self.seen.state();
+        if let Some((others, _)) = state.asking.get_mut(&self.key) {
+            *others -= 1;
+            if *others == 0 {
+                state.asking.remove(&self.key);
+            }
         }
     }
 }
@@ -237,6 +275,35 @@ mod tests {
         assert!(matches!(seen.look(&key("web"), "d"), Look::Fine(1)));
         tokio::time::advance(TRUST).await;
         assert!(matches!(seen.look(&key("web"), "d"), Look::Other));
+    }
+
+    /// The watch may be faster than the answer: such a child would be there for ever.
+    #[test]
+    fn one_that_goes_while_it_is_asked_for_is_gone() {
+        let seen = Seen::new([None].into(), TRUST);
+        let web = key("web");
+        seen.wrote(&web, child(5, 0, 1), "d".into());
+        {
+            let _asking = seen.asking(&web);
+            let _another = seen.asking(&web);
+            drop(seen.asking(&web));
+            assert_eq!(seen.gone(&web, "1"), Some(key("owner")));
+            seen.wrote(&web, child(6, 0, 1), "d".into());
+            assert!(matches!(seen.look(&web, "d"), Look::Unknown));
+            seen.wrote(&web, Known { uid: "2".into(), ..child(7, 0, 1) }, "d".into());
+            assert!(matches!(seen.look(&web, "d"), Look::Fine(1)), "another one of its name");
+        }
+        assert!(seen.state().asking.is_empty());
+    }
+
+    #[test]
+    fn what_is_said_late_of_the_one_before_is_no_news() {
+        let seen = Seen::new([None].into(), TRUST);
+        let web = key("web");
+        seen.wrote(&web, Known { uid: "2".into(), ..child(9, 0, 1) }, "d".into());
+        assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(8, 0, 1) }), None);
+        assert_eq!(seen.gone(&web, "1"), None);
+        assert!(matches!(seen.look(&web, "d"), Look::Fine(1)));
     }
 
     #[test]

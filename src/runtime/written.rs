@@ -9,17 +9,32 @@ use super::{Key, is_newer};
 
 /// The last state of each object that our own write brought about, until the cache has caught up: a pass that decided
 /// on an older one would repeat itself.
-pub struct Written<K>(Mutex<HashMap<Key, Arc<K>>>);
+pub struct Written<K> {
+    objects: Mutex<HashMap<Key, Arc<K>>>,
+    /// What the cache showed of objects whose write is under way.
+    under_way: Mutex<HashMap<Key, Option<Arc<K>>>>,
+}
 
 impl<K> Default for Written<K> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self { objects: Mutex::default(), under_way: Mutex::default() }
     }
 }
 
 impl<K: Resource> Written<K> {
     fn objects(&self) -> MutexGuard<'_, HashMap<Key, Arc<K>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, HashMap<Key, Option<Arc<K>>>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An object is about to be written, until this value goes. The cache may show what comes of it before the answer is
+    /// there: until then nothing of the object is news, and `wake` is called in the end if something was.
+    pub fn writing<'a>(&'a self, key: &Key, wake: impl FnOnce() + Send + 'a) -> Writing<'a, K> {
+        self.under_way().insert(key.clone(), None);
+        Writing { written: self, key: key.clone(), wake: Some(Box::new(wake)) }
     }
 
     /// The newer of what is cached and what we wrote.
@@ -43,6 +58,10 @@ impl<K: Resource> Written<K> {
 
     /// Whether this state of an object, as the cache shows it, is the one that we brought about, or an older one.
     pub fn knows(&self, key: &Key, cached: &Arc<K>) -> bool {
+        if let Some(shown) = self.under_way().get_mut(key) {
+            *shown = Some(Arc::clone(cached));
+            return true;
+        }
         let mut objects = self.objects();
         let Some(ours) = objects.get_mut(key) else { return false };
         if ours.uid() != cached.uid() || newer(cached.as_ref(), ours.as_ref()) {
@@ -58,6 +77,24 @@ impl<K: Resource> Written<K> {
     /// The object is gone.
     pub fn forget(&self, key: &Key) {
         self.objects().remove(key);
+    }
+}
+
+/// A write that is under way: [`Written::writing`].
+pub struct Writing<'a, K: Resource> {
+    written: &'a Written<K>,
+    key: Key,
+    wake: Option<Box<dyn FnOnce() + Send + 'a>>,
+}
+
+impl<K: Resource> Drop for Writing<'_, K> {
+    fn drop(&mut self) {
+        let shown = self.written.under_way().remove(&self.key).flatten();
+        if let (Some(shown), Some(wake)) = (shown, self.wake.take())
+            && !self.written.knows(&self.key, &shown)
+        {
+            wake();
+        }
     }
 }
 
@@ -92,6 +129,26 @@ mod tests {
         assert!(written.knows(&key, &cached), "shown again, it is still no news");
         assert!(!written.knows(&key, &Arc::new(object("1", "8"))));
         assert!(!written.knows(&key, &Arc::new(object("2", "7"))));
+    }
+
+    /// The watch may be faster than the answer.
+    #[test]
+    fn what_is_shown_while_it_is_written_is_judged_once_that_is_done() {
+        let (written, key) = (Written::default(), Key::new("a", "x"));
+        for (ours, shown, news) in [("7", "7", false), ("8", "7", false), ("8", "9", true)] {
+            let mut woken = false;
+            let writing = written.writing(&key, || woken = true);
+            assert!(written.knows(&key, &Arc::new(object("1", shown))));
+            written.wrote(&key, object("1", ours));
+            drop(writing);
+            assert_eq!(woken, news, "{ours} written, {shown} shown");
+        }
+        let (other, mut woken) = (Key::new("a", "y"), false);
+        let writing = written.writing(&other, || woken = true);
+        assert!(written.knows(&other, &Arc::new(object("1", "3"))));
+        drop(writing);
+        assert!(woken, "the write failed, and something came");
+        assert!(!written.knows(&other, &Arc::new(object("1", "4"))), "nothing is under way any more");
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
 use crate::runtime::ownership::{Claim, Owner};
-use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler, Trigger};
 use crate::runtime::written::Written;
 use crate::runtime::{Key, apply};
 
@@ -53,10 +53,10 @@ pub const KIND: Kind = Kind::of::<MyApp>(
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/myapp";
 
-/// What can go wrong in a pass. The variant's name is the reason that it is told with.
+/// What can go wrong in a pass.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The apiserver does not take the Pod as it is: a quota, a policy. That may change at any time.
+    /// The apiserver does not take the Pod as it is, or what is done to it: a quota, a policy. That may change at any time.
     #[error("{0}")]
     PodRefused(String),
     /// The Pod could not be read or written.
@@ -85,6 +85,7 @@ impl Failure for Error {
 pub struct MyApps {
     client: Client,
     apps: Store<MyApp>,
+    trigger: Trigger<MyApp>,
     pods: Arc<Children<Pod, Seen>>,
     events: Events,
     written: Written<MyApp>,
@@ -105,8 +106,8 @@ struct Notes {
     looked: Option<(String, String)>,
     /// Since when the watch's word for the Pod is believed.
     believed: Option<Instant>,
-    /// It was not what is there: to be asked for.
-    doubted: bool,
+    /// The Pod, as the watch showed it, that is not what is there: UID and resourceVersion.
+    doubted: Option<(String, String)>,
     /// UID of the Pod that came to its end, and when it is to be deleted.
     due: Option<(String, Instant)>,
 }
@@ -124,6 +125,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let controller = Arc::new(MyApps {
         client: manager.client.clone(),
         apps: apps.store.clone(),
+        trigger: trigger.clone(),
         pods,
         events: manager.events(NAME),
         written: Written::default(),
@@ -173,7 +175,8 @@ impl MyApps {
         match build::validate(app) {
             Ok(wanted) => match self.settle(key, app, owner, &wanted).await {
                 Err(Error::WritePod(trouble)) => {
-                    self.note(key, |notes| notes.doubted = true);
+                    let child = self.pods.child(&settle::pod_of(owner));
+                    self.note(key, |notes| notes.doubted = child.as_ref().map(settle::state));
                     settle::refused(trouble, pod())
                 }
                 passed => passed,
@@ -190,6 +193,7 @@ impl MyApps {
             return Ok(());
         }
         let api: Api<MyApp> = Api::namespaced(self.client.clone(), &key.namespace);
+        let _writing = self.written.writing(key, || self.trigger.wake(key));
         match apply::status(&api, MANAGER, app, &status).await {
             Ok(written) => self.written.wrote(key, written),
             Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),

@@ -108,36 +108,37 @@ impl MyApps {
         }
     }
 
-    /// The Pod, made if there is none. Nothing is asked for that the watch shows, or that making it tells; but while
-    /// somebody else's is known to be there, making one would only be refused.
+    /// The Pod, made if there is none. Nothing is asked for that the watch shows. Where nothing was ever said it is made without
+    /// a look, which cannot overwrite one either; later one that the watch does not show may well be there, and not be ours.
     async fn find(&self, key: &Key, app: &MyApp, owner: &Owner, wanted: &Wanted<'_>) -> Result<Found, Trouble> {
         let pod = pod_of(owner);
         let known = self.pods.child(&pod);
-        let mut taken = says(app, &[CONFLICT]);
+        let mut there = app.status.is_some();
         if let Some(known) = known {
-            if self.believes(key) {
+            if self.believes(key, &known) {
                 return Ok(Found::There(known));
             }
-            taken = true;
+            there = true;
         }
         for _ in 0..TRIES {
-            if !taken && let Some(made) = self.pods.make(&build::pod(owner, wanted)).await? {
+            if !there && let Some(made) = self.pods.make(&build::pod(owner, wanted)).await? {
                 return Ok(Found::Made(made));
             }
-            let there = self.pods.ask(&pod).await?;
-            self.note(key, |notes| (notes.believed, notes.doubted) = (None, false));
-            if let Some(there) = there {
-                return Ok(Found::There(there));
+            let found = self.pods.ask(&pod).await?;
+            self.note(key, |notes| (notes.believed, notes.doubted) = (None, None));
+            if let Some(found) = found {
+                return Ok(Found::There(found));
             }
-            taken = false;
+            there = false;
         }
         Ok(Found::Unsteady)
     }
 
     /// Whether what the watch shows of the Pod is believed: it may have failed to say something, and nobody would ever know.
-    fn believes(&self, key: &Key) -> bool {
+    fn believes(&self, key: &Key, known: &Child<Seen>) -> bool {
         self.note(key, |notes| {
-            !notes.doubted && notes.believed.get_or_insert_with(Instant::now).elapsed() < self.resync
+            let doubted = notes.doubted.as_ref() == Some(&state(known));
+            !doubted && notes.believed.get_or_insert_with(Instant::now).elapsed() < self.resync
         })
     }
 
@@ -199,16 +200,16 @@ impl MyApps {
         Ok(Passed::with(standing, Outcome::Waiting))
     }
 
-    /// Deletes the Pod. What is known of it is out of date then: unless the watch says so first, it is asked for.
+    /// Deletes the Pod. Unless the watch says what comes of that, it is asked for.
     async fn delete(&self, key: &Key, child: &Child<Seen>) -> Result<(), Error> {
-        self.note(key, |notes| notes.doubted = true);
+        self.note(key, |notes| notes.doubted = Some(state(child)));
         self.pods.delete(child).await.map_err(Error::WritePod)
     }
 
     /// What becomes of the node of a Pod that is not ready. It is asked for once the Pod has stood still between two looks: as
     /// long as the Pod changes there is somebody who changes it.
     async fn place(&self, key: &Key, app: &MyApp, child: &Child<Seen>, node: &str) -> Place {
-        let now = Some((child.uid.clone(), child.version.clone()));
+        let now = Some(state(child));
         let before = self.note(key, |notes| std::mem::replace(&mut notes.looked, now.clone()));
         if before != now && !says(app, &[NODE_GONE, NODE_NOT_READY]) {
             return Place::There;
@@ -222,6 +223,11 @@ impl MyApps {
             }
         }
     }
+}
+
+/// What tells one state of a Pod from all others.
+pub fn state(child: &Child<Seen>) -> (String, String) {
+    (child.uid.clone(), child.version.clone())
 }
 
 /// What a pass came to in which the Pod could not be read or written: what the apiserver does not take, it may take later.

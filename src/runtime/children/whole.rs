@@ -51,6 +51,7 @@ where
     /// # Errors
     /// It could not be read.
     pub async fn ask(&self, key: &Key) -> Result<Option<Child<S>>, Trouble> {
+        let _asking = self.seen.asking(key);
         let Some(live) = Self::sent(key, self.api(key).get_opt(&key.name).await)? else {
             self.seen.absent(key);
             return Ok(None);
@@ -65,6 +66,7 @@ where
     /// It could not be made.
     pub async fn make(&self, desired: &K) -> Result<Option<Child<S>>, Trouble> {
         let key = Key::of(desired);
+        let _asking = self.seen.asking(&key);
         let made = Self::sent(&key, apply::create(&self.api(&key), self.manager, desired).await)?;
         Ok(made.map(|made| self.noted(&key, &made)))
     }
@@ -82,6 +84,7 @@ where
             "annotations": { OWNER: owner.path(), ADOPT_BY: null },
             "ownerReferences": marked.owner_references,
         });
+        let _asking = self.seen.asking(&child.key);
         let api = self.api(&child.key);
         let written = apply::metadata(&api, self.manager, &stub::<K, S>(child), patch).await;
         Ok(self.noted(&child.key, &Self::sent(&child.key, written)?))
