@@ -5,11 +5,13 @@
 
 #![allow(clippy::duplicated_attributes)] // it takes equal arguments of two printer columns for a repetition
 
+pub mod app_service;
 pub mod common;
 pub mod contact_point;
 pub mod kind;
 pub mod schema;
 pub mod tracked_field;
 
+pub use app_service::AppService;
 pub use contact_point::ContactPoint;
 pub use tracked_field::TrackedField;

@@ -47,8 +47,13 @@ impl FromStr for SchemaMark {
     }
 }
 
-/// Finishes a derived CRD, and gives it the annotation [`SCHEMA`]: `number` is that of its schema.
-pub fn finish(mut crd: CustomResourceDefinition, number: usize) -> CustomResourceDefinition {
+/// Finishes a derived CRD, and gives it the annotation [`SCHEMA`]: `number` is that of its schema, `name` what an object's
+/// name must match and what to write otherwise.
+pub fn finish(
+    mut crd: CustomResourceDefinition,
+    name: Option<(&str, &str)>,
+    number: usize,
+) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
         if let Some(schema) = version.schema.as_mut().and_then(|s| s.open_api_v3_schema.as_mut()) {
             visit(schema, &mut finish_node);
@@ -57,7 +62,11 @@ pub fn finish(mut crd: CustomResourceDefinition, number: usize) -> CustomResourc
                 status.description.get_or_insert_with(|| "Entries, oldest first.".into());
             }
             if !schema.required.as_deref().unwrap_or_default().contains(&"spec".into()) {
-                schema.x_kubernetes_validations.get_or_insert_default().push(spec_on_create());
+                schema.x_kubernetes_validations.get_or_insert_default().push(on_create("has(self.spec)", NO_SPEC));
+            }
+            if let Some((pattern, message)) = name {
+                let rule = on_create(&format!("self.metadata.name.matches('{pattern}')"), message);
+                schema.x_kubernetes_validations.get_or_insert_default().push(rule);
             }
         }
     }
@@ -81,12 +90,15 @@ fn digest(crd: &CustomResourceDefinition) -> String {
     })
 }
 
-/// Of a kind whose original CRD let an object without a spec in. A rule at the root binds on create only, or such an object
-/// could not be given a label or a status any more.
-fn spec_on_create() -> ValidationRule {
+/// Of a kind whose original CRD let an object without a spec in.
+const NO_SPEC: &str = "write a spec: kubectl explain says what it takes";
+
+/// A rule at the root. It binds on create only, or an object that was stored before the rule existed could not be given a
+/// label or a status any more.
+fn on_create(rule: &str, message: &str) -> ValidationRule {
     ValidationRule {
-        rule: "oldSelf.hasValue() || has(self.spec)".into(),
-        message: Some("write a spec: kubectl explain says what it takes".into()),
+        rule: format!("oldSelf.hasValue() || {rule}"),
+        message: Some(message.into()),
         optional_old_self: Some(true),
         ..ValidationRule::default()
     }
