@@ -50,12 +50,12 @@ pub struct Timings {
     /// How often a Secret that is in use is read again
     #[arg(long, env = "QUARTERMASTER_SECRET_REREAD", value_parser = duration, default_value = "5m", hide = true)]
     pub secret_reread: Duration,
-    /// First wait for a Secret that is not there
-    #[arg(long, env = "QUARTERMASTER_SECRET_WAIT_MIN", value_parser = duration, default_value = "1s", hide = true)]
-    pub secret_wait_min: Duration,
-    /// Longest wait for a Secret that is not there
-    #[arg(long, env = "QUARTERMASTER_SECRET_WAIT_MAX", value_parser = duration, default_value = "30s", hide = true)]
-    pub secret_wait_max: Duration,
+    /// First wait for what no watch tells of, such as a Secret that is not there
+    #[arg(long, env = "QUARTERMASTER_WAITING_MIN", value_parser = duration, default_value = "1s", hide = true)]
+    pub waiting_min: Duration,
+    /// Longest wait for what no watch tells of
+    #[arg(long, env = "QUARTERMASTER_WAITING_MAX", value_parser = duration, default_value = "30s", hide = true)]
+    pub waiting_max: Duration,
     /// Age at which an entry that was not delivered is given up
     #[arg(long, env = "QUARTERMASTER_DELIVERY_MAX_AGE", value_parser = duration, default_value = "24h", hide = true)]
     pub delivery_max_age: Duration,
@@ -91,8 +91,8 @@ impl Default for Timings {
             stopped_retry: Duration::from_mins(5),
             send_timeout: Duration::from_secs(10),
             secret_reread: Duration::from_mins(5),
-            secret_wait_min: Duration::from_secs(1),
-            secret_wait_max: Duration::from_secs(30),
+            waiting_min: Duration::from_secs(1),
+            waiting_max: Duration::from_secs(30),
             delivery_max_age: Duration::from_hours(24),
             reconcile_timeout: Duration::from_mins(1),
             event_renewal: Duration::from_mins(30),
@@ -126,7 +126,7 @@ impl Timings {
         }
         for (min, max, flags) in [
             (self.retry_min, self.retry_max, "--retry-min must not be more than --retry-max"),
-            (self.secret_wait_min, self.secret_wait_max, "--secret-wait-min must not be more than --secret-wait-max"),
+            (self.waiting_min, self.waiting_max, "--waiting-min must not be more than --waiting-max"),
         ] {
             if min > max {
                 return Err(flags.into());

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::object::HasStatus;
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
@@ -55,15 +55,86 @@ pub async fn annotate<K>(api: &Api<K>, manager: &str, object: &K, name: &str, va
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    let patch = json!({ "metadata": {
-        "uid": object.uid(),
-        "resourceVersion": object.resource_version(),
-        "annotations": { name: value },
-    } });
-    let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
-    let mut written = api.patch(&object.name_any(), &parameters, &Patch::Merge(&patch)).await?;
+    let mut written = metadata(api, manager, object, json!({ "annotations": { name: value } })).await?;
     strip(&mut written);
     Ok(written)
+}
+
+/// Creates `object`; none if there is one of its name. Nothing that is there is touched.
+///
+/// # Errors
+/// What the apiserver answers, other than "already exists".
+pub async fn create<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<Option<K>>
+where
+    K: Clone + Debug + Serialize + DeserializeOwned,
+{
+    let parameters = PostParams { field_manager: Some(manager.into()), ..PostParams::default() };
+    match api.create(&parameters, object).await {
+        Ok(created) => Ok(Some(created)),
+        Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes `object` in place of what stands there, whole: refused with 409 unless it carries the UID and resourceVersion of
+/// that. What server-side apply would leave, because somebody else added it, goes.
+///
+/// # Errors
+/// What the apiserver answers, 409 and 404 among it.
+pub async fn replace<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<K>
+where
+    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let parameters = PostParams { field_manager: Some(manager.into()), ..PostParams::default() };
+    api.replace(&object.name_any(), &parameters, object).await
+}
+
+/// Server-side apply of `object` as the whole of what `manager` says about it, whoever says otherwise. It is pinned to the
+/// UID that `object` carries: another object of its name is not touched (409, or 422 on `metadata.uid`).
+///
+/// # Errors
+/// What the apiserver answers.
+pub async fn apply<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let parameters = PatchParams { field_manager: Some(manager.into()), force: true, ..PatchParams::default() };
+    let mut whole = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
+    whole["apiVersion"] = K::api_version(&()).into();
+    whole["kind"] = K::kind(&()).into();
+    api.patch(&object.name_any(), &parameters, &Patch::Apply(&whole)).await
+}
+
+/// Merges `patch` into the metadata of `object`: refused with 409 when the object has changed since. Gives the object as it
+/// then is.
+///
+/// # Errors
+/// What the apiserver answers, 409 and 404 among it.
+pub async fn metadata<K>(api: &Api<K>, manager: &str, object: &K, mut patch: Value) -> kube::Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    patch["uid"] = object.uid().into();
+    patch["resourceVersion"] = object.resource_version().into();
+    let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+    api.patch(&object.name_any(), &parameters, &Patch::Merge(&json!({ "metadata": patch }))).await
+}
+
+/// Deletes `object` in the state in which it was read, and its dependents after it; that it is gone already is well.
+///
+/// # Errors
+/// What the apiserver answers: 409 when it has changed since, or is another one.
+pub async fn remove<K>(api: &Api<K>, object: &impl ResourceExt) -> kube::Result<()>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    let (uid, resource_version) = (object.uid(), object.resource_version());
+    let parameters = DeleteParams::background().preconditions(Preconditions { resource_version, uid });
+    match api.delete(&object.name_any(), &parameters).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]

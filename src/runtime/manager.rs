@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
-use kube::core::NamespaceResourceScope;
+use kube::core::{ApiResource, NamespaceResourceScope};
 use kube::runtime::reflector::Store;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
+use tokio::sync::{SetOnce, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -29,6 +29,7 @@ use super::leader::{self, Election, Fence, Outcome};
 use super::metrics::Metrics;
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
 use super::tasks::Tasks;
+use super::watch_hub::{self, Observer, ResourceName};
 use super::{Scope, client, crds};
 use crate::api::kind::Kind;
 use crate::cli::{Config, Timings};
@@ -223,6 +224,47 @@ impl Manager {
         self.passes.push(self.tasks.guard(format!("the controller of {name}s"), passes).boxed());
     }
 
+    /// Shows `observer` the objects of a kind at these `places` (the whole cluster, or a namespace each) which have the labels
+    /// of `selector`, all of them where it is empty, once they are `wanted`.
+    pub fn look<K>(
+        &mut self,
+        places: Vec<(Option<String>, Api<K>)>,
+        selector: &str,
+        wanted: &Arc<SetOnce<()>>,
+        observer: &Arc<impl Observer<K>>,
+    ) where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+    {
+        let resource = ResourceName::from(&ApiResource::erase::<K>(&()));
+        let config = if selector.is_empty() { self.others.clone() } else { self.others.clone().labels(selector) };
+        for (shard, api) in places {
+            let name = format!("the watch of {}", resource.full());
+            let watchdog = self.watchdog(resource.full());
+            let observer: Arc<dyn Observer<K>> = Arc::clone(observer) as _;
+            let watch =
+                watch_hub::run(api, config.clone(), resource.clone(), shard, observer, self.metrics.clone(), watchdog);
+            let wanted = Arc::clone(wanted);
+            self.spawn(name, async move {
+                wanted.wait().await;
+                watch.await;
+            });
+        }
+    }
+
+    /// Where objects of a kind that lives in namespaces are looked for.
+    pub fn places<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(
+        &self,
+    ) -> Vec<(Option<String>, Api<K>)> {
+        let places = self.scope.shards().into_iter().map(|shard| {
+            let api = match &shard {
+                Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+                None => Api::all(self.client.clone()),
+            };
+            (shard, api)
+        });
+        places.collect()
+    }
+
     /// Runs `task` for as long as the process, also while this replica stands by. That it ends is a fault.
     pub fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
         self.running.spawn(self.tasks.guard(name, task));
@@ -255,13 +297,9 @@ impl Manager {
     {
         let (presence, follow) = crds::follow(self.client.clone(), kind, &self.watches, self.metrics.clone());
         self.spawn(format!("the watch of the CRD of {}s", kind.controller), follow);
-        let apis = self.scope.shards().into_iter().map(|shard| match shard {
-            Some(namespace) => Api::namespaced(self.client.clone(), &namespace),
-            None => Api::all(self.client.clone()),
-        });
         let feed = Feed {
             name: kind.controller,
-            apis: apis.collect(),
+            apis: self.places().into_iter().map(|(_, api)| api).collect(),
             watches: self.watches.clone(),
             metrics: self.metrics.clone(),
             health: self.health.clone(),
@@ -278,7 +316,7 @@ impl Manager {
             concurrency: CONCURRENCY,
             timeout: timings.reconcile_timeout,
             failed: Policy { min: timings.retry_min, max: timings.retry_max },
-            waiting: Policy { min: timings.secret_wait_min, max: timings.secret_wait_max },
+            waiting: Policy { min: timings.waiting_min, max: timings.waiting_max },
         }
     }
 

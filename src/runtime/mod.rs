@@ -5,10 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use kube::ResourceExt;
+use sha2::{Digest, Sha256};
 
 pub mod apply;
 pub mod backoff;
 pub mod cache;
+pub mod children;
 pub mod client;
 pub mod conditions;
 pub mod crds;
@@ -16,6 +18,7 @@ pub mod events;
 pub mod feed;
 pub mod health;
 pub mod leader;
+pub mod managed_fields;
 pub mod manager;
 pub mod metrics;
 pub mod ownership;
@@ -95,6 +98,11 @@ impl Scope {
             Self::Namespaces(names) => names.iter().cloned().map(Some).collect(),
         }
     }
+}
+
+/// The first 64 bits of a SHA-256, in hexadecimal.
+pub fn short_digest(bytes: impl AsRef<[u8]>) -> String {
+    Sha256::digest(bytes).iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 /// Whether `one` is a later version of an object than `other`. The versions of one object in one cluster are numbers

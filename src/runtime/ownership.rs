@@ -7,6 +7,8 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource, ResourceExt};
 
+use super::Key;
+
 /// Label: UID of the resource that made the object.
 pub const OWNER_UID: &str = "quartermaster.dev/owner-uid";
 /// Annotation: that resource, as `NAMESPACE/NAME`.
@@ -164,6 +166,16 @@ impl Owner {
             && owner.name == self.reference.name
             && group(&owner.api_version) == group(&self.reference.api_version)
     }
+}
+
+/// Whose child an object says it is.
+pub fn owner_of(metadata: &ObjectMeta) -> Option<Key> {
+    let told = metadata.annotations.as_ref().and_then(|annotations| annotations.get(OWNER));
+    if let Some((namespace, name)) = told.and_then(|path| path.split_once('/')) {
+        return Some(Key::new(namespace, name));
+    }
+    let controller = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
+    Some(Key::new(metadata.namespace.as_deref()?, &controller.name))
 }
 
 #[cfg(test)]

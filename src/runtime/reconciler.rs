@@ -78,7 +78,7 @@ impl Failure for kube::Error {
 }
 
 /// 422 on the UID: a write that is pinned to an object met another one of its name.
-fn is_replaced(status: &Status) -> bool {
+pub fn is_replaced(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }

@@ -2,13 +2,15 @@
 //! to the observer and forgotten.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
 use kube::core::DynamicObject;
 use kube::discovery::ApiResource;
 use kube::runtime::watcher::{self as watch, Event};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
 use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
@@ -42,13 +44,13 @@ impl From<&ApiResource> for ResourceName {
 }
 
 /// Who looks at what the watches show. Called from the watches' own tasks: it must not block.
-pub trait Observer: Send + Sync + 'static {
+pub trait Observer<K = DynamicObject>: Send + Sync + 'static {
     /// A watch begins to list its shard (`None` is the whole cluster).
     fn listing(&self, resource: &ResourceName, shard: Option<&str>);
     /// An object is there.
-    fn present(&self, resource: &ResourceName, object: DynamicObject);
+    fn present(&self, resource: &ResourceName, object: K);
     /// An object was deleted: this is its last state.
-    fn gone(&self, resource: &ResourceName, object: DynamicObject);
+    fn gone(&self, resource: &ResourceName, object: K);
     /// Everything in the shard has been shown since [`Observer::listing`].
     fn listed(&self, resource: &ResourceName, shard: Option<&str>);
     /// It is certain that the resource may be listed and watched: what was refused before is over.
@@ -134,15 +136,18 @@ impl Drop for WatchHub {
     }
 }
 
-async fn run(
-    api: Api<DynamicObject>,
+/// Shows `observer` what one watch of `resource` tells; `shard` is the namespace, or the whole cluster. Never ends.
+pub async fn run<K>(
+    api: Api<K>,
     config: watch::Config,
     resource: ResourceName,
     shard: Option<String>,
-    observer: Arc<dyn Observer>,
+    observer: Arc<dyn Observer<K>>,
     metrics: Metrics,
     watchdog: Watchdog,
-) {
+) where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
     let shard = shard.as_deref();
     let mut told = std::pin::pin!(watching::watch(api, config));
     while let Some(told) = told.next().await {

@@ -265,8 +265,7 @@ async fn acting_within_a_second_of_the_secret() {
     let bed = Bed::shared("acting").await;
     let telegram = bot_api();
     // The product's own waits.
-    let settings =
-        Settings::default().telegram(&telegram.url()).flag("--secret-wait-min=1s").flag("--secret-wait-max=30s");
+    let settings = Settings::default().telegram(&telegram.url()).flag("--waiting-min=1s").flag("--waiting-max=30s");
     let _operator = Operator::start(&bed, settings).await;
     let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": CHAT }, "apiToken": { "secretName": "late", "key": "token" } });
     bed.create::<ContactPoint>("late", json!({ "spec": spec })).await;

@@ -342,7 +342,7 @@ async fn a_request_for_a_pass_ends_every_wait() {
     let receiver = Receiver::start().unwrap();
     // Nobody waits this long: only the request can end it.
     let settings =
-        ["--secret-wait-min=10m", "--secret-wait-max=10m", "--stopped-retry=10m", "--retry-min=10m", "--retry-max=10m"]
+        ["--waiting-min=10m", "--waiting-max=10m", "--stopped-retry=10m", "--retry-min=10m", "--retry-max=10m"]
             .into_iter()
             .fold(Settings::default(), Settings::flag);
     let _operator = Operator::start(&bed, settings).await;

@@ -17,6 +17,7 @@ use crate::cli::SharedSecrets;
 use crate::notify::Endpoint;
 use crate::notify::telegram::Chat;
 use crate::notify::webhook::{Hook, Parts, SigningKey, Tls};
+use crate::runtime::short_digest;
 use crate::runtime::telemetry;
 
 /// Where Secrets are looked for.
@@ -202,7 +203,7 @@ impl Found {
     /// Tells one version of one Secret from every other. A digest, because who reads the status may not even know that one
     /// of the operator's own is there.
     fn version(&self) -> String {
-        standing::short_digest(format!("{}/{}", self.uid, self.resource_version))
+        short_digest(format!("{}/{}", self.uid, self.resource_version))
     }
 }
 

@@ -2,11 +2,10 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use sha2::{Digest, Sha256};
-
 use crate::api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
 use crate::notify::queue::Standing;
 use crate::runtime::conditions::{self, READY};
+use crate::runtime::short_digest;
 
 /// The reason of one whose `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
@@ -15,11 +14,6 @@ pub const SUSPENDED: &str = "Suspended";
 pub fn digest(spec: &ContactPointSpec) -> String {
     let spec = ContactPointSpec { suspend: None, ..spec.clone() };
     short_digest(serde_json::to_vec(&spec).unwrap_or_default())
-}
-
-/// The first 64 bits of a SHA-256, in hexadecimal.
-pub fn short_digest(bytes: impl AsRef<[u8]>) -> String {
-    Sha256::digest(bytes).iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 /// The supergroup that the chat of the spec with this digest became: what became of another spec's chat is not this one's.

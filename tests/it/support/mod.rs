@@ -12,10 +12,11 @@ use k8s_openapi::Resource as _;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::core::NamespaceResourceScope;
+use kube::core::{DynamicObject, NamespaceResourceScope};
 use kube::{Client, Resource, ResourceExt};
 use quartermaster::api::tracked_field::{Delivery, Entry};
 use quartermaster::api::{ContactPoint, TrackedField};
+use quartermaster::registry;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -49,17 +50,13 @@ pub async fn install(plane: &ControlPlane) {
     })
     .await
     .unwrap();
-    for crd in ["contactpoints.tg.azamaton.ru", "trackedfields.tg.azamaton.ru"] {
-        plane.run_kubectl(&["wait", "--for=condition=Established", &format!("crd/{crd}")], "").await.unwrap();
-    }
     let client = plane.client().await.unwrap();
-    until("our kinds are served", SOON, async || {
-        Api::<ContactPoint>::all(client.clone()).list(&ListParams::default()).await?;
-        Api::<TrackedField>::all(client.clone()).list(&ListParams::default()).await?;
-        Ok(Some(()))
-    })
-    .await
-    .unwrap();
+    for kind in registry::KINDS {
+        let established = ["wait", "--for=condition=Established", &format!("crd/{}", kind.crd_name())];
+        plane.run_kubectl(&established, "").await.unwrap();
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
+        until("our kinds are served", SOON, async || Ok(Some(api.list(&ListParams::default()).await?))).await.unwrap();
+    }
 }
 
 /// A control plane: the one that tests share, or one that ends with its last user.

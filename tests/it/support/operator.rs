@@ -16,8 +16,8 @@ const FOR_TESTS: [&str; 6] = [
     "--retry-min=50ms",
     "--retry-max=1s",
     "--stopped-retry=1s",
-    "--secret-wait-min=50ms",
-    "--secret-wait-max=500ms",
+    "--waiting-min=50ms",
+    "--waiting-max=500ms",
 ];
 
 /// How an operator is started. The defaults suit most tests: one namespace, no election, short waits.

@@ -1,0 +1,373 @@
+//! What controllers make in the cluster: one rule for every kind of child.
+//!
+//! A child that is not there is created, which cannot overwrite. One that is there is claimed first; then it is applied,
+//! unless it already is as it is wanted. Children are watched by their mark and never stored: of each is kept what tells
+//! whether it changed, and the little that the status of its owner reports.
+
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+use kube::core::NamespaceResourceScope;
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::SetOnce;
+
+use self::seen::{Known, Look, Seen};
+use super::managed_fields;
+use super::manager::Manager;
+use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
+use super::reconciler::{Class, Failure};
+use super::watch_hub::{Observer, ResourceName};
+use super::watching;
+use super::{Key, apply, short_digest};
+
+mod seen;
+
+/// Annotation of a child: digest of what was last written of it.
+pub const APPLIED: &str = "quartermaster.dev/applied";
+
+/// How often what is found is looked at once more, because it came or went in between.
+const TRIES: usize = 3;
+
+/// One kind of children of one controller. `S` is what is kept of each for its owner's status.
+pub struct Children<K, S> {
+    client: Client,
+    manager: &'static str,
+    report: fn(&K) -> S,
+    wake: Box<dyn Fn(&Key) + Send + Sync>,
+    wanted: Arc<SetOnce<()>>,
+    seen: Seen<S>,
+}
+
+/// A child as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled<S> {
+    /// What was done.
+    pub done: Done,
+    /// What its owner reports of it.
+    pub report: S,
+}
+
+/// What was done about a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// It was as it is wanted.
+    Nothing,
+    /// It was made.
+    Created,
+    /// It was put right, or taken over.
+    Changed,
+}
+
+/// Why a child is not as it is wanted.
+#[derive(Debug, thiserror::Error)]
+pub enum Trouble {
+    /// It is not ours: these are the words of the condition.
+    #[error("{0}")]
+    Conflict(String),
+    /// It is being deleted; it is made again once it is gone.
+    #[error("{0} is being deleted; it is made again once it is gone")]
+    Going(String),
+    /// The apiserver does not take it as it is: its own words.
+    #[error("the apiserver refuses {what}: {}", .said.message)]
+    Refused {
+        /// The child.
+        what: String,
+        /// The answer.
+        said: Box<kube::core::Status>,
+    },
+    /// It could not be read or written.
+    #[error("{what} could not be read or written: {error}")]
+    Api {
+        /// The child.
+        what: String,
+        /// Why.
+        #[source]
+        error: kube::Error,
+    },
+}
+
+impl Failure for Trouble {
+    fn class(&self) -> Class {
+        match self {
+            Self::Conflict(_) | Self::Refused { .. } => Class::Terminal,
+            Self::Going(_) => Class::Transient,
+            Self::Api { error, .. } => error.class(),
+        }
+    }
+}
+
+impl<K, S> Children<K, S>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+    S: Clone + PartialEq + Send + Sync + 'static,
+{
+    /// The children that `writer` (a field manager) makes. `report` takes out of one what its owner reports of it; `wake` is
+    /// told whose child has changed. They are watched from the first [`Children::want`] on.
+    pub fn new(
+        manager: &mut Manager,
+        writer: &'static str,
+        report: fn(&K) -> S,
+        wake: impl Fn(&Key) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let places = manager.places::<K>();
+        let unlisted = places.iter().map(|(shard, _)| shard.clone()).collect();
+        let children = Arc::new(Self {
+            client: manager.client.clone(),
+            manager: writer,
+            report,
+            wake: Box::new(wake),
+            wanted: Arc::default(),
+            seen: Seen::new(unlisted),
+        });
+        manager.look(places, OWNER_UID, &children.wanted, &children);
+        children
+    }
+
+    /// There is, or may be, somebody who has such a child.
+    pub fn want(&self) {
+        // Once is enough.
+        let _ = self.wanted.set(());
+    }
+
+    /// What is known of the child of this name that has our mark.
+    pub fn report(&self, key: &Key) -> Option<S> {
+        self.seen.report(key)
+    }
+
+    /// Waits until the children have been listed, as far as that is let in.
+    pub async fn ready(&self) {
+        self.want();
+        self.seen.ready().await;
+    }
+
+    /// Has the child be as `desired`, which is marked as the owner's here. `lives` says whether a resource of the owner's
+    /// kind has that UID. The fields at the paths of `left`, in the form of `managedFields`, are not ours any more and keep
+    /// the value that they have.
+    ///
+    /// # Errors
+    /// Why it is not so.
+    pub async fn settle(
+        &self,
+        owner: &Owner,
+        mut desired: K,
+        lives: impl Fn(&str) -> bool + Sync,
+        left: &[&[&str]],
+    ) -> Result<Settled<S>, Trouble> {
+        self.ready().await;
+        let (whole, digest) = Self::finish(owner, &mut desired)?;
+        let key = Key::of(&desired);
+        let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
+        for _ in 0..TRIES {
+            let known = self.seen.look(&key, &digest);
+            match known {
+                Look::Going => return Err(Trouble::Going(what::<K>(&key))),
+                Look::Fine(report) => return Ok(Settled { done: Done::Nothing, report }),
+                Look::Unknown | Look::Other => {}
+            }
+            if matches!(known, Look::Unknown)
+                && let Some(created) = Self::sent(&key, apply::create(&api, self.manager, &desired).await)?
+            {
+                return Ok(Settled { done: Done::Created, report: self.wrote(&key, &created, digest) });
+            }
+            let Some(live) = Self::sent(&key, api.get_opt(&key.name).await)? else {
+                self.seen.absent(&key);
+                continue;
+            };
+            let claim = owner.claim(live.meta(), &lives);
+            if let Claim::Foreign(foreign) = &claim {
+                let words = owner.conflict(foreign, &resource::<K>(), &key.namespace, &key.name);
+                return Err(Trouble::Conflict(words));
+            }
+            if live.meta().deletion_timestamp.is_some() {
+                return Err(Trouble::Going(what::<K>(&key)));
+            }
+            let applied = live.annotations().get(APPLIED) == Some(&digest);
+            let managed = live.meta().managed_fields.as_deref().unwrap_or_default();
+            if claim == Claim::Ours && applied && managed_fields::holds(managed, self.manager, &whole) {
+                return Ok(Settled { done: Done::Nothing, report: self.wrote(&key, &live, digest) });
+            }
+            if claim != Claim::Ours || managed_fields::is_to_be_handed_over(managed, self.manager, left) {
+                let taken = take_over(owner, &live, &managed_fields::handed_over(managed, self.manager, &whole, left));
+                Self::sent(&key, apply::metadata(&api, self.manager, &live, taken).await)?;
+            }
+            desired.meta_mut().uid = live.uid();
+            let applied = Self::sent(&key, apply::apply(&api, self.manager, &desired).await)?;
+            return Ok(Settled { done: Done::Changed, report: self.wrote(&key, &applied, digest) });
+        }
+        Err(Trouble::Going(what::<K>(&key)))
+    }
+
+    /// Has there be no such child of the owner's; whether it was deleted now. Unless it is watched, having its label, it is
+    /// looked for only if `unmarked` ones are meant too, and then once.
+    ///
+    /// # Errors
+    /// When it is there and could not be deleted.
+    pub async fn remove(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        lives: impl Fn(&str) -> bool + Sync,
+        unmarked: bool,
+    ) -> Result<bool, Trouble> {
+        self.ready().await;
+        if self.seen.is_absent(key, unmarked) || matches!(self.seen.look(key, ""), Look::Going) {
+            return Ok(false);
+        }
+        let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
+        let live = Self::sent(key, api.get_opt(&key.name).await)?;
+        let ours = live.filter(|live| matches!(owner.claim(live.meta(), &lives), Claim::Ours | Claim::Restored));
+        let Some(live) = ours else {
+            self.seen.absent(key);
+            return Ok(false);
+        };
+        Self::sent(key, apply::remove(&api, &live).await)?;
+        Ok(true)
+    }
+
+    /// The owner is gone: what is kept beside the watch may go.
+    pub fn forget(&self, key: &Key) {
+        self.seen.forget(key);
+    }
+
+    /// Marks `desired`; gives it as it is sent, and its digest.
+    fn finish(owner: &Owner, desired: &mut K) -> Result<(Value, String), Trouble> {
+        owner.mark(desired.meta_mut());
+        let value = |desired: &K| {
+            let mut value = serde_json::to_value(desired).map_err(|error| Trouble::Api {
+                what: what::<K>(&Key::of(desired)),
+                error: kube::Error::SerdeError(error),
+            })?;
+            value["apiVersion"] = K::api_version(&()).into();
+            Ok(value)
+        };
+        let digest = short_digest(value(desired)?.to_string());
+        desired.annotations_mut().insert(APPLIED.into(), digest.clone());
+        Ok((value(desired)?, digest))
+    }
+
+    /// We wrote it so, or found it so: what is known of it is at least as new.
+    fn wrote(&self, key: &Key, object: &K, digest: String) -> S {
+        let known = Known { fine: Some(digest), ..self.known(object) };
+        let report = known.report.clone();
+        self.seen.wrote(key, known);
+        report
+    }
+
+    fn known(&self, object: &K) -> Known<S> {
+        Known {
+            uid: object.uid().unwrap_or_default(),
+            version: super::version(object.meta().resource_version.as_deref()),
+            owner: owner_of(object.meta()),
+            print: self.print(object),
+            going: object.meta().deletion_timestamp.is_some(),
+            fine: None,
+            report: (self.report)(object),
+        }
+    }
+
+    fn print(&self, object: &K) -> u64 {
+        let mut hash = DefaultHasher::new();
+        object.annotations().get(APPLIED).hash(&mut hash);
+        object.annotations().get(ADOPT_BY).hash(&mut hash);
+        for entry in object.meta().managed_fields.iter().flatten() {
+            if entry.manager.as_deref() == Some(self.manager) {
+                (&entry.operation, entry.fields_v1.as_ref().map(|fields| fields.0.to_string())).hash(&mut hash);
+            }
+        }
+        hash.finish()
+    }
+
+    /// An answer, sorted.
+    fn sent<T>(key: &Key, answer: kube::Result<T>) -> Result<T, Trouble> {
+        answer.map_err(|error| match error {
+            kube::Error::Api(said)
+                if matches!(said.code, 400 | 403 | 405 | 413 | 422) && !super::reconciler::is_replaced(&said) =>
+            {
+                Trouble::Refused { what: what::<K>(key), said }
+            }
+            error => Trouble::Api { what: what::<K>(key), error },
+        })
+    }
+
+    fn tell(&self, owner: Option<Key>) {
+        if let Some(owner) = owner {
+            (self.wake)(&owner);
+        }
+    }
+}
+
+impl<K, S> Observer<K> for Children<K, S>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+    S: Clone + PartialEq + Send + Sync + 'static,
+{
+    fn listing(&self, _: &ResourceName, shard: Option<&str>) {
+        self.seen.listing(shard);
+    }
+
+    fn present(&self, _: &ResourceName, object: K) {
+        self.tell(self.seen.shown(Key::of(&object), self.known(&object)));
+    }
+
+    fn gone(&self, _: &ResourceName, object: K) {
+        self.tell(self.seen.gone(&Key::of(&object), &object.uid().unwrap_or_default()));
+    }
+
+    fn listed(&self, _: &ResourceName, shard: Option<&str>) {
+        self.seen.listed(shard).into_iter().for_each(|owner| self.tell(Some(owner)));
+    }
+
+    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+
+    fn failing(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
+        if watching::refusal(error).is_some_and(|status| status.code == 403) {
+            self.seen.settled(shard);
+        }
+    }
+}
+
+/// Metadata of an object that is taken over: the former writers' entries are ours, and so is the controller; the consent
+/// is used up.
+fn take_over(owner: &Owner, live: &impl ResourceExt, managed: &[ManagedFieldsEntry]) -> Value {
+    let mut marked = live.meta().clone();
+    owner.mark(&mut marked);
+    let mut patch = json!({ "managedFields": managed });
+    if live.meta().owner_references.is_some() && marked.owner_references != live.meta().owner_references {
+        patch["ownerReferences"] = json!(marked.owner_references);
+    }
+    if live.annotations().contains_key(ADOPT_BY) {
+        patch["annotations"] = json!({ ADOPT_BY: null });
+    }
+    patch
+}
+
+/// `deployments.apps`, as kubectl takes it.
+fn resource<K: Resource<DynamicType = ()>>() -> String {
+    let (plural, group) = (K::plural(&()), K::group(&()));
+    if group.is_empty() { plural.into_owned() } else { format!("{plural}.{group}") }
+}
+
+/// `Deployment shop/web`.
+fn what<K: Resource<DynamicType = ()>>(key: &Key) -> String {
+    format!("{} {key}", K::kind(&()))
+}

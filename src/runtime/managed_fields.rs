@@ -1,0 +1,303 @@
+//! Who says what about an object, as its `managedFields` tell
+//! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>).
+//!
+//! Whoever changes a value that we applied takes our claim on it away. That we still hold all that we want, and that what
+//! we want has not changed since, is therefore all that is to be known to say that nothing is to be written; a webhook that
+//! changes our own write does not take the claim away, and is not fought.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
+use serde_json::{Map, Value};
+
+const APPLY: &str = "Apply";
+const UPDATE: &str = "Update";
+
+/// Whether `manager` holds all that `desired` says. `desired` is an object as it is sent.
+pub fn holds(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value) -> bool {
+    let desired = content(desired);
+    managed.iter().any(|entry| is_of(entry, manager) && covers(fields(entry), &desired))
+}
+
+/// Whether the object was made or changed otherwise than by server-side apply: the fields of that writer are then never
+/// removed by an apply, and are to be [handed over](handed_over) first. So is a field that is to be `left` to others and is
+/// among what `manager` applied.
+pub fn is_to_be_handed_over(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
+    let applied = managed.iter().find(|entry| is_of(entry, manager) && operation(entry) == APPLY);
+    applied.is_none_or(|entry| left.iter().any(|path| find(fields(entry), path).is_some()))
+}
+
+/// The entries after a hand-over: what any writer said who updated a field that is in `desired` is then what `manager`
+/// applied, so that the next apply takes away what it does not name. The fields at the paths of `left` stay with a plain
+/// update of `manager`'s: the value stands until somebody else writes another one.
+pub fn handed_over(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    desired: &Value,
+    left: &[&[&str]],
+) -> Vec<ManagedFieldsEntry> {
+    let api_version = desired["apiVersion"].as_str().unwrap_or_default();
+    let desired = content(desired);
+    let (former, mut entries): (Vec<_>, Vec<_>) = managed.iter().cloned().partition(|entry| {
+        let here = entry.subresource.as_deref().unwrap_or_default().is_empty();
+        let told = entry.api_version.as_deref() == Some(api_version);
+        here && told && (is_of(entry, manager) || (operation(entry) == UPDATE && overlaps(fields(entry), &desired)))
+    });
+    let mut applied = Value::Object(Map::new());
+    let mut at: Option<Time> = None;
+    for entry in &former {
+        join(&mut applied, fields(entry).clone());
+        at = at.max(entry.time.clone());
+    }
+    let mut kept = Value::Object(Map::new());
+    for path in left {
+        if let Some(field) = take(&mut applied, path) {
+            let nested = path
+                .iter()
+                .rev()
+                .fold(field, |inner, name| Value::Object([((*name).to_owned(), inner)].into_iter().collect()));
+            join(&mut kept, nested);
+        }
+    }
+    let entry = |operation: &str, fields: Value| ManagedFieldsEntry {
+        api_version: Some(api_version.to_owned()),
+        fields_type: Some("FieldsV1".into()),
+        fields_v1: Some(FieldsV1(fields)),
+        manager: Some(manager.to_owned()),
+        operation: Some(operation.to_owned()),
+        subresource: None,
+        time: at.clone(),
+    };
+    entries.push(entry(APPLY, applied));
+    if kept.as_object().is_some_and(|kept| !kept.is_empty()) {
+        entries.push(entry(UPDATE, kept));
+    }
+    entries
+}
+
+fn operation(entry: &ManagedFieldsEntry) -> &str {
+    entry.operation.as_deref().unwrap_or_default()
+}
+
+fn is_of(entry: &ManagedFieldsEntry, manager: &str) -> bool {
+    entry.manager.as_deref() == Some(manager) && entry.subresource.as_deref().unwrap_or_default().is_empty()
+}
+
+fn fields(entry: &ManagedFieldsEntry) -> &Value {
+    entry.fields_v1.as_ref().map_or(&Value::Null, |fields| &fields.0)
+}
+
+/// `object` without what no entry speaks of.
+fn content(object: &Value) -> Value {
+    let mut content = object.clone();
+    if let Some(object) = content.as_object_mut() {
+        object.retain(|name, _| name != "apiVersion" && name != "kind" && name != "status");
+    }
+    if let Some(metadata) = content["metadata"].as_object_mut() {
+        metadata.retain(|name, _| matches!(name.as_str(), "labels" | "annotations" | "ownerReferences" | "finalizers"));
+    }
+    content
+}
+
+/// Whether all of `desired` is in the set. An empty set at a field is that field as a whole.
+fn covers(set: &Value, desired: &Value) -> bool {
+    let Some(set) = set.as_object() else { return false };
+    if set.is_empty() {
+        return true;
+    }
+    match desired {
+        Value::Object(desired) => desired
+            .iter()
+            .filter(|(_, value)| !value.is_null())
+            .all(|(name, value)| set.get(&format!("f:{name}")).is_some_and(|set| covers(set, value))),
+        Value::Array(items) => {
+            items.iter().all(|item| set.iter().any(|(element, set)| is_element(element, item) && covers(set, item)))
+        }
+        _ => true,
+    }
+}
+
+/// Whether any field of the set has a value in `desired`.
+fn overlaps(set: &Value, desired: &Value) -> bool {
+    let Some(set) = set.as_object() else { return false };
+    if set.is_empty() {
+        return true;
+    }
+    set.iter().any(|(element, set)| match (element.strip_prefix("f:"), desired) {
+        (Some(name), Value::Object(desired)) => {
+            desired.get(name).is_some_and(|value| !value.is_null() && overlaps(set, value))
+        }
+        (None, Value::Array(items)) => items.iter().any(|item| is_element(element, item) && overlaps(set, item)),
+        _ => false,
+    })
+}
+
+/// Whether `element`, `k:{KEYS}` or `v:VALUE`, is this item of a list.
+fn is_element(element: &str, item: &Value) -> bool {
+    let parsed = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
+    if let Some(value) = element.strip_prefix("v:") {
+        return parsed(value) == *item;
+    }
+    let Some(Value::Object(keys)) = element.strip_prefix("k:").map(parsed) else { return false };
+    // The one key of the API's own lists that has a default is the protocol.
+    keys.iter().all(|(name, value)| item.get(name).map_or(value == "TCP", |item| item == value))
+}
+
+fn find<'a>(set: &'a Value, path: &[&str]) -> Option<&'a Value> {
+    path.iter().try_fold(set, |set, name| set.get(name))
+}
+
+/// Takes the field at `path` out, and the parents that then hold nothing: an empty set would be a claim on the whole.
+fn take(set: &mut Value, path: &[&str]) -> Option<Value> {
+    let (first, rest) = path.split_first()?;
+    let fields = set.as_object_mut()?;
+    if rest.is_empty() {
+        return fields.remove(*first);
+    }
+    let child = fields.get_mut(*first)?;
+    let taken = take(child, rest)?;
+    if child.as_object().is_some_and(Map::is_empty) {
+        fields.remove(*first);
+    }
+    Some(taken)
+}
+
+/// The union of two sets.
+fn join(one: &mut Value, other: Value) {
+    let (Value::Object(one), Value::Object(other)) = (one, other) else { return };
+    for (name, set) in other {
+        join(one.entry(name).or_insert_with(|| Value::Object(Map::new())), set);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    const US: &str = "quartermaster/test";
+
+    fn entry(manager: &str, operation: &str, subresource: &str, fields: Value) -> ManagedFieldsEntry {
+        ManagedFieldsEntry {
+            api_version: Some("apps/v1".into()),
+            fields_type: Some("FieldsV1".into()),
+            fields_v1: Some(FieldsV1(fields)),
+            manager: Some(manager.into()),
+            operation: Some(operation.into()),
+            subresource: Some(subresource.to_owned()).filter(|name| !name.is_empty()),
+            time: None,
+        }
+    }
+
+    fn desired() -> Value {
+        json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": { "name": "a", "namespace": "b", "uid": "c", "labels": { "x": "1" } },
+            "spec": {
+                "replicas": 2,
+                "selector": { "matchLabels": { "app": "a" } },
+                "template": { "spec": { "containers": [
+                    { "name": "a", "image": "i", "command": ["sh"], "ports": [{ "containerPort": 80 }, { "containerPort": 80, "protocol": "UDP" }] },
+                ] } },
+            },
+        })
+    }
+
+    /// The set of all that `desired` says, as the apiserver writes it.
+    fn whole() -> Value {
+        json!({
+            "f:metadata": { "f:labels": { "f:x": {} } },
+            "f:spec": {
+                "f:replicas": {},
+                "f:selector": {},
+                "f:template": { "f:spec": { "f:containers": { "k:{\"name\":\"a\"}": {
+                    ".": {}, "f:name": {}, "f:image": {}, "f:command": {},
+                    "f:ports": {
+                        "k:{\"containerPort\":80,\"protocol\":\"TCP\"}": { ".": {}, "f:containerPort": {} },
+                        "k:{\"containerPort\":80,\"protocol\":\"UDP\"}": { ".": {}, "f:containerPort": {}, "f:protocol": {} },
+                    },
+                } } } },
+            },
+        })
+    }
+
+    #[rstest]
+    #[case::all(&[], true)]
+    #[case::a_label(&["f:metadata", "f:labels", "f:x"], false)]
+    #[case::a_scalar(&["f:spec", "f:replicas"], false)]
+    #[case::a_whole(&["f:spec", "f:selector"], false)]
+    #[case::an_element(&["f:spec", "f:template", "f:spec", "f:containers", "k:{\"name\":\"a\"}"], false)]
+    #[case::a_port(&["f:spec", "f:template", "f:spec", "f:containers", "k:{\"name\":\"a\"}", "f:ports", "k:{\"containerPort\":80,\"protocol\":\"TCP\"}"], false)]
+    #[case::its_twin(&["f:spec", "f:template", "f:spec", "f:containers", "k:{\"name\":\"a\"}", "f:ports", "k:{\"containerPort\":80,\"protocol\":\"UDP\"}"], false)]
+    fn whoever_lost_a_claim_does_not_hold_all(#[case] lost: &[&str], #[case] held: bool) {
+        let mut set = whole();
+        if !lost.is_empty() {
+            take(&mut set, lost).unwrap();
+        }
+        for operation in [APPLY, UPDATE] {
+            assert_eq!(holds(&[entry(US, operation, "", set.clone())], US, &desired()), held);
+        }
+        assert!(!holds(&[entry("other", APPLY, "", set.clone())], US, &desired()));
+        assert!(!holds(&[entry(US, UPDATE, "status", set)], US, &desired()));
+    }
+
+    #[test]
+    fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
+        let sidecar = json!({ "f:spec": { "f:template": { "f:spec": { "f:containers": { "k:{\"name\":\"side\"}": { ".": {}, "f:name": {} } } } } } });
+        let annotation = json!({ "f:metadata": { "f:annotations": { "f:note": {} } } });
+        let status = json!({ "f:status": { "f:replicas": {} } });
+        let mut old = whole();
+        old["f:spec"]["f:strategy"] = json!({ "f:type": {} });
+        let managed = [
+            entry("operator", UPDATE, "", old.clone()),
+            entry("kubectl-patch", UPDATE, "", sidecar),
+            entry("kubectl-annotate", UPDATE, "", annotation),
+            entry("kube-controller-manager", UPDATE, "status", status),
+            entry("kubectl-scale", UPDATE, "scale", json!({ "f:spec": { "f:replicas": {} } })),
+            entry("flux", APPLY, "", json!({ "f:spec": { "f:replicas": {} } })),
+            entry(
+                "kubectl-set",
+                UPDATE,
+                "",
+                json!({ "f:spec": { "f:template": { "f:spec": { "f:containers": { "k:{\"name\":\"a\"}": { "f:image": {} } } } } } }),
+            ),
+        ];
+        assert!(is_to_be_handed_over(&managed, US, &[]));
+        let after = handed_over(&managed, US, &desired(), &[]);
+        let told = |entry: &ManagedFieldsEntry| format!("{} {}", entry.manager.as_deref().unwrap(), operation(entry));
+        let names: Vec<_> = after.iter().map(told).collect();
+        assert_eq!(
+            names,
+            [
+                "kubectl-patch Update",
+                "kubectl-annotate Update",
+                "kube-controller-manager Update",
+                "kubectl-scale Update",
+                "flux Apply",
+                "quartermaster/test Apply"
+            ]
+        );
+        assert_eq!(after[5].fields_v1, Some(FieldsV1(old)));
+        assert!(!is_to_be_handed_over(&after, US, &[]));
+        assert!(holds(&after, US, &desired()));
+    }
+
+    #[test]
+    fn a_field_that_is_left_keeps_its_value_without_being_applied() {
+        let replicas: &[&str] = &["f:spec", "f:replicas"];
+        let mut wanted = desired();
+        wanted["spec"].as_object_mut().unwrap().remove("replicas");
+        let applied = [entry(US, APPLY, "", whole())];
+        assert!(!is_to_be_handed_over(&applied, US, &[]) && is_to_be_handed_over(&applied, US, &[replicas]));
+        let after = handed_over(&applied, US, &wanted, &[replicas]);
+        assert_eq!(after.len(), 2);
+        assert_eq!((operation(&after[0]), find(fields(&after[0]), replicas)), (APPLY, None));
+        assert_eq!((operation(&after[1]), fields(&after[1])), (UPDATE, &json!({ "f:spec": { "f:replicas": {} } })));
+        assert!(!is_to_be_handed_over(&after, US, &[replicas]));
+        // And back.
+        let back = handed_over(&after, US, &desired(), &[]);
+        assert_eq!((back.len(), find(fields(&back[0]), replicas)), (1, Some(&json!({}))));
+    }
+}
