@@ -194,6 +194,9 @@ mod tests {
         assert!(required("ContactPoint.status").is_empty());
         assert_eq!(required("TrackedField.spec"), ["contactPoint", "field", "target"]);
         assert_eq!(required("TrackedField.spec.target"), ["kind", "name"]);
+        assert_eq!(required("AppService.spec"), ["image", "size"]);
+        assert_eq!(required("AppService.spec.ports"), ["port"]);
+        assert!(required("AppService.status").is_empty());
     }
 
     /// An empty spec of the other type counts as absent: the rules that say so name every field of it.

@@ -67,8 +67,8 @@ pub struct Ingress {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     #[x_kube(validation = (
-        r"self.matches(r'^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$') \
-          && !self.matches(r'^[0-9.]+$')",
+        r"self.matches(r'^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')
+  && !self.matches(r'^[0-9.]+$')",
         "write a host name in lower-case letters, digits, '-' and '.', without port and path, such as app.example.com",
     ))]
     pub host: Option<String>,

@@ -126,6 +126,15 @@ fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
     all
 }
 
+/// The container's ports as the original program makes them: one for each port, by number.
+pub fn as_the_original_has_them(ports: &[ServicePort]) -> Vec<ContainerPort> {
+    let number = |port: &ServicePort| match &port.target_port {
+        Some(IntOrString::Int(number)) => *number,
+        Some(IntOrString::String(_)) | None => 0,
+    };
+    ports.iter().map(|port| ContainerPort { container_port: number(port), ..ContainerPort::default() }).collect()
+}
+
 fn is_at(port: &ContainerPort, number: i32, protocol: Option<&str>) -> bool {
     port.container_port == number && port.protocol.as_deref().or(Some("TCP")) == protocol
 }
