@@ -177,14 +177,24 @@ where
                 Look::Fine(report) => return Ok(Settled { done: Done::Nothing, report }),
                 Look::Unknown | Look::Other => {}
             }
-            if matches!(known, Look::Unknown)
-                && let Some(created) = Self::sent(&key, apply::create(&api, self.manager, &desired).await)?
-            {
-                return Ok(Settled { done: Done::Created, report: self.wrote(&key, &created, digest) });
+            let mut refused = None;
+            if matches!(known, Look::Unknown) {
+                match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
+                    Ok(Some(created)) => {
+                        return Ok(Settled { done: Done::Created, report: self.wrote(&key, &created, digest) });
+                    }
+                    Ok(None) => {}
+                    // Of a Service that is there the apiserver says that its port on the nodes is taken: by itself.
+                    Err(trouble @ Trouble::Refused { .. }) => refused = Some(trouble),
+                    Err(trouble) => return Err(trouble),
+                }
             }
             let Some(live) = Self::sent(&key, api.get_opt(&key.name).await)? else {
                 self.seen.absent(&key);
-                continue;
+                match refused {
+                    Some(refused) => return Err(refused),
+                    None => continue,
+                }
             };
             let claim = owner.claim(live.meta(), &lives);
             if let Claim::Foreign(foreign) = &claim {
