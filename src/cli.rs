@@ -122,6 +122,15 @@ pub struct RunArgs {
         hide_default_value = true, value_parser = value::cluster_name)]
     cluster_name: String,
 
+    /// Let copies of ConfigMaps be written where Kubernetes itself lives (kube-system and the like), and under names that
+    /// others trust (aws-auth, kube-root-ca.crt)
+    ///
+    /// Whoever may create a ConfigMapSync can then change what the whole cluster relies on.
+    #[arg(long, env = "QUARTERMASTER_ALLOW_PROTECTED_DESTINATIONS", value_name = "BOOL", action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
+        value_parser = BoolishValueParser::new(), help_heading = "Copies")]
+    allow_protected_destinations: bool,
+
     /// Base URL of the Telegram Bot API, for those who run a server of their own
     #[arg(
         long,
@@ -232,6 +241,8 @@ pub struct Config {
     pub controllers: BTreeSet<&'static str>,
     /// A line in every message.
     pub cluster_name: Option<String>,
+    /// Copies may be written where Kubernetes itself lives.
+    pub protected_destinations: bool,
     /// What is sent, and where to.
     pub notifications: Notifications,
     /// What is logged, and how.
@@ -302,6 +313,7 @@ impl RunArgs {
             watch_namespaces: self.watch_namespaces.into_iter().filter(not_empty).collect(),
             controllers: value::controllers(&self.controllers, kinds)?,
             cluster_name: Some(self.cluster_name).filter(not_empty),
+            protected_destinations: self.allow_protected_destinations,
             notifications: Notifications {
                 telegram_api_url: value::telegram_api_url(&self.telegram_api_url)?,
                 shared_secrets: self.shared_secrets,

@@ -28,7 +28,8 @@ mod support;
 use self::line::Line;
 
 /// The rows, in the order of the table.
-const ROWS: [&str; 9] = ["latency", "hang", "appear", "memory", "failover", "slow", "cpu", "start", "size"];
+const ROWS: [&str; 11] =
+    ["latency", "hang", "appear", "memory", "failover", "slow", "cpu", "start", "copies", "crowd", "size"];
 
 const USAGE: &str = "cargo bench -- [--strict] [ROW ...]";
 
@@ -66,6 +67,8 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
             "slow" => rows::load::slow(program).await,
             "cpu" => rows::rest::cpu(program).await,
             "start" => rows::rest::start(program).await,
+            "copies" => rows::copies::copies(program).await,
+            "crowd" => rows::copies::crowd(program).await,
             "size" => rows::rest::size(&program),
             other => bail!("there is no row {other}"),
         }

@@ -32,7 +32,7 @@ pub const RATE: u32 = 50;
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Requests at once while the stage is set, or the load is not paced.
-const AT_ONCE: usize = 16;
+pub const AT_ONCE: usize = 16;
 
 /// The stage.
 pub struct Stage {

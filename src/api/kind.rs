@@ -47,6 +47,7 @@ impl Kind {
 
     /// New objects must have a name that matches `pattern` (RE2); `message` says what to write instead. An object that was
     /// stored before that rule existed is let be.
+    #[must_use]
     pub const fn named(self, pattern: &'static str, message: &'static str) -> Self {
         Self { name: Some((pattern, message)), ..self }
     }

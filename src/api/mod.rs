@@ -7,11 +7,13 @@
 
 pub mod app_service;
 pub mod common;
+pub mod config_map_sync;
 pub mod contact_point;
 pub mod kind;
 pub mod schema;
 pub mod tracked_field;
 
 pub use app_service::AppService;
+pub use config_map_sync::ConfigMapSync;
 pub use contact_point::ContactPoint;
 pub use tracked_field::TrackedField;

@@ -1,6 +1,7 @@
 //! What is done for each kind.
 
 pub mod app_service;
+pub mod config_map_sync;
 pub mod contact_point;
 pub mod notifications;
 pub mod tracked_field;

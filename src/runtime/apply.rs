@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::Status;
 use kube::core::object::HasStatus;
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
@@ -58,6 +59,11 @@ where
     let mut written = metadata(api, manager, object, json!({ "annotations": { name: value } })).await?;
     strip(&mut written);
     Ok(written)
+}
+
+/// Whether a namespace that is being deleted refuses to take anything new.
+pub fn is_terminating(said: &Status) -> bool {
+    said.details.iter().flat_map(|details| &details.causes).any(|cause| cause.reason == "NamespaceTerminating")
 }
 
 /// Creates `object`; none if there is one of its name. Nothing that is there is touched.

@@ -17,16 +17,14 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
-use self::seen::{Known, Look, Seen};
 use super::managed_fields;
 use super::manager::Manager;
 use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
 use super::reconciler::{Class, Failure};
+use super::seen::{Known, Look, Seen};
 use super::watch_hub::{Observer, ResourceName};
 use super::watching;
 use super::{Key, apply, short_digest};
-
-mod seen;
 
 /// Annotation of a child: digest of what was last written of it.
 pub const APPLIED: &str = "quartermaster.dev/applied";
@@ -130,7 +128,7 @@ where
             report,
             wake: Box::new(wake),
             wanted: Arc::default(),
-            seen: Seen::new(unlisted),
+            seen: Seen::new(unlisted, manager.config.timings.resync),
         });
         manager.look(places, OWNER_UID, &children.wanted, &children);
         children
@@ -170,15 +168,15 @@ where
         let (whole, digest) = Self::finish(owner, &mut desired)?;
         let key = Key::of(&desired);
         let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
+        let mut there = match self.seen.look(&key, &digest) {
+            Look::Going => return Err(Trouble::Going(what::<K>(&key))),
+            Look::Fine(report) => return Ok(Settled { done: Done::Nothing, report }),
+            Look::Unknown => !owner.is_fresh(),
+            Look::Other => true,
+        };
         for _ in 0..TRIES {
-            let known = self.seen.look(&key, &digest);
-            match known {
-                Look::Going => return Err(Trouble::Going(what::<K>(&key))),
-                Look::Fine(report) => return Ok(Settled { done: Done::Nothing, report }),
-                Look::Unknown | Look::Other => {}
-            }
             let mut refused = None;
-            if matches!(known, Look::Unknown) {
+            if !there {
                 match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
                         return Ok(Settled { done: Done::Created, report: self.wrote(&key, &created, digest) });
@@ -191,10 +189,11 @@ where
             }
             let Some(live) = Self::sent(&key, api.get_opt(&key.name).await)? else {
                 self.seen.absent(&key);
-                match refused {
-                    Some(refused) => return Err(refused),
-                    None => continue,
+                if let Some(refused) = refused {
+                    return Err(refused);
                 }
+                there = false;
+                continue;
             };
             let claim = owner.claim(live.meta(), &lives);
             if let Claim::Foreign(foreign) = &claim {
@@ -270,9 +269,9 @@ where
 
     /// We wrote it so, or found it so: what is known of it is at least as new.
     fn wrote(&self, key: &Key, object: &K, digest: String) -> S {
-        let known = Known { fine: Some(digest), ..self.known(object) };
+        let known = self.known(object);
         let report = known.report.clone();
-        self.seen.wrote(key, known);
+        self.seen.wrote(key, known, digest);
         report
     }
 
@@ -283,7 +282,6 @@ where
             owner: owner_of(object.meta()),
             print: self.print(object),
             going: object.meta().deletion_timestamp.is_some(),
-            fine: None,
             report: (self.report)(object),
         }
     }

@@ -14,6 +14,8 @@ use kube::{Api, Client};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
+use super::apply::is_terminating;
+
 /// How many Events may wait to be written; beyond that they are dropped and counted in a log line.
 const WAITING: usize = 1024;
 /// The API's limit of an Event's note, in bytes.
@@ -98,9 +100,7 @@ impl Events {
 
 /// Whether a namespace that is being deleted, or is gone, refuses to take anything new.
 fn is_going(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else { return false };
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
+    matches!(error, kube::Error::Api(status) if status.code == 404 || is_terminating(status))
 }
 
 #[cfg(test)]

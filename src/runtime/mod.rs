@@ -23,6 +23,7 @@ pub mod manager;
 pub mod metrics;
 pub mod ownership;
 pub mod reconciler;
+pub mod seen;
 pub mod tasks;
 pub mod telemetry;
 pub mod watch_hub;
@@ -111,6 +112,7 @@ pub fn is_newer(one: Option<&str>, other: Option<&str>) -> bool {
     version(one) > version(other)
 }
 
-fn version(text: Option<&str>) -> u64 {
+/// A resourceVersion as a number; 0 where there is none.
+pub fn version(text: Option<&str>) -> u64 {
     text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }

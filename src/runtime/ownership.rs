@@ -21,6 +21,7 @@ pub const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
 pub struct Owner {
     namespace: String,
     reference: OwnerReference,
+    fresh: bool,
 }
 
 /// What an object is to an [`Owner`].
@@ -50,12 +51,28 @@ pub enum Foreign {
 impl Owner {
     /// `object`, once it is stored: before that it has no UID.
     pub fn of<K: Resource<DynamicType = ()>>(object: &K) -> Option<Self> {
-        Some(Self { namespace: object.namespace()?, reference: object.controller_owner_ref(&())? })
+        Some(Self { namespace: object.namespace()?, reference: object.controller_owner_ref(&())?, fresh: false })
+    }
+
+    /// Says whether nothing was ever done for it. What it is to have is then made without a look at what is there.
+    #[must_use]
+    pub fn fresh(self, fresh: bool) -> Self {
+        Self { fresh, ..self }
+    }
+
+    /// Whether nothing was ever done for it.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
     }
 
     /// `NAMESPACE/NAME`.
     pub fn path(&self) -> String {
         format!("{}/{}", self.namespace, self.reference.name)
+    }
+
+    /// Its UID.
+    pub fn uid(&self) -> &str {
+        &self.reference.uid
     }
 
     /// Its namespace.
@@ -77,8 +94,11 @@ impl Owner {
         annotations.remove(ADOPT_BY);
         if metadata.namespace.as_deref() == Some(&self.namespace) {
             let references = metadata.owner_references.get_or_insert_default();
-            references.retain(|owner| !self.is_of_our_name(owner));
-            references.push(self.reference.clone());
+            references.retain(|owner| owner.uid == self.reference.uid || !self.is_of_our_name(owner));
+            match references.iter_mut().find(|owner| owner.uid == self.reference.uid) {
+                Some(ours) => ours.clone_from(&self.reference),
+                None => references.push(self.reference.clone()),
+            }
         }
     }
 

@@ -5,13 +5,14 @@ use std::time::Duration;
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, Error};
-use quartermaster::api::{AppService, ContactPoint, TrackedField};
+use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, TrackedField};
 use quartermaster::{manifests, registry};
 use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
 use tokio::time::{Instant, sleep};
 
 mod app_service;
+mod config_map_sync;
 mod contact_point;
 mod printed;
 mod rights;
@@ -29,6 +30,10 @@ async fn install(plane: &ControlPlane) {
     let client = plane.client().await.unwrap();
     for (kind, refused) in [
         (ContactPoint::api_resource(), json!({ "type": "Pigeon" })),
+        (
+            ConfigMapSync::api_resource(),
+            json!({ "sourceNamespace": "a", "configMapName": "b", "deletionPolicy": "Keep" }),
+        ),
         (
             TrackedField::api_resource(),
             json!({ "contactPoint": "a", "field": "b", "target": { "kind": "c", "name": "d" } }),

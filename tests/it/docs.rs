@@ -142,6 +142,7 @@ fn page_of(crd: &CustomResourceDefinition) -> String {
     page(match crd.spec.names.kind.as_str() {
         "ContactPoint" => "contact-point.md",
         "TrackedField" => "tracked-field.md",
+        "ConfigMapSync" => "config-map-sync.md",
         other => panic!("{other} has no page"),
     })
 }
@@ -186,7 +187,7 @@ fn every_refusal_stands_there_word_for_word() {
         let nodes = fields(&crd).into_values().chain([schema.properties.clone().unwrap()["spec"].clone(), schema]);
         let rules = nodes.flat_map(|node| node.x_kubernetes_validations.unwrap_or_default());
         let messages: BTreeSet<String> = rules.map(|rule| rule.message.unwrap()).collect();
-        assert!(messages.len() > 10);
+        assert!(messages.len() > 6);
         let listed: BTreeSet<String> = page
             .lines()
             .filter_map(|line| line.strip_prefix("- `"))

@@ -6,6 +6,7 @@
 mod answers;
 mod app_service;
 mod bad_input;
+mod copies;
 mod crds;
 mod docs;
 mod faults;

@@ -1,6 +1,7 @@
 //! The rows of the table.
 
 pub mod appear;
+pub mod copies;
 pub mod latency;
 pub mod load;
 pub mod replicas;

@@ -115,12 +115,10 @@ fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
                     ..ContainerPort::default()
                 });
             }
-            Some(IntOrString::Int(number)) => {
-                if !all.iter().any(|there| is_at(there, *number, Some("TCP"))) {
-                    all.push(ContainerPort { container_port: *number, ..ContainerPort::default() });
-                }
+            Some(IntOrString::Int(number)) if !all.iter().any(|there| is_at(there, *number, Some("TCP"))) => {
+                all.push(ContainerPort { container_port: *number, ..ContainerPort::default() });
             }
-            None => {}
+            Some(IntOrString::Int(_)) | None => {}
         }
     }
     all

@@ -213,6 +213,8 @@ impl Reconciler for AppServices {
         let (None, Some(owner)) = (&app.metadata.deletion_timestamp, Owner::of(app.as_ref())) else {
             return Ok(Outcome::Done);
         };
+        // The original program, which never wrote a status, left its annotation.
+        let owner = owner.fresh(app.status.is_none() && !app.annotations().contains_key(OLD_SPEC));
         let problem = if app.spec.suspend.unwrap_or_default() {
             self.deployments.ready().await;
             self.services.ready().await;
@@ -220,7 +222,8 @@ impl Reconciler for AppServices {
         } else {
             app = self.without_old_spec(&key, app).await?;
             match validate::check(&app) {
-                Ok(checked) => self.settle(&owner, &key, &app, &checked).await?,
+                // It holds four kinds of objects: too much for the stack of every pass.
+                Ok(checked) => Box::pin(self.settle(&owner, &key, &app, &checked)).await?,
                 Err(words) => Some(Problem::SpecInvalid(words)),
             }
         };

@@ -97,7 +97,7 @@ fn of_container(container: &ContainerStatus) -> Option<Trouble> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::needless_pass_by_value)]
 
     use rstest::rstest;
     use serde_json::{Value, json};

@@ -137,7 +137,7 @@ fn read<T: DeserializeOwned>(field: &str, written: &AsWritten<T>) -> Result<T, S
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::needless_pass_by_value)]
 
     use rstest::rstest;
     use serde_json::{Value, json};

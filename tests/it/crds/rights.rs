@@ -33,11 +33,16 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("create delete get list patch watch", "horizontalpodautoscalers.autoscaling"),
     ("create delete get list patch watch", "ingresses.networking.k8s.io"),
     ("list",                 "pods."),
+    ("list patch watch",     "configmapsyncs.apps.bixbite.io"),
+    ("patch",                "configmapsyncs/status.apps.bixbite.io"),
+    ("create delete get list update watch", "configmaps."),
+    ("list watch",           "namespaces."),
     ("get",                  "secrets."),
     ("create",               "events.events.k8s.io"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io contactpoints.tg.azamaton.ru"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io trackedfields.tg.azamaton.ru"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io appservices.kosmos.io"),
+    ("list watch",           "customresourcedefinitions.apiextensions.k8s.io configmapsyncs.apps.bixbite.io"),
     // What it may track, and make.
     ("create get list patch watch", "deployments.apps"),
     ("get list watch",       "statefulsets.apps"),
@@ -78,12 +83,12 @@ async fn the_operator_may_do_what_it_needs_and_no_more() {
     assert_eq!(rights(&operator, "default").await, listed(EVERYWHERE));
     assert_eq!(rights(&operator, NAMESPACE).await, listed(&[EVERYWHERE, &[AT_HOME]].concat()));
     plane
-        .run_kubectl(&["create", "clusterrole", "more", "--verb=get,list,watch", "--resource=configmaps"], "")
+        .run_kubectl(&["create", "clusterrole", "more", "--verb=get,list,watch", "--resource=endpoints"], "")
         .await
         .unwrap();
     let label = ["label", "clusterrole", "more", "quartermaster.dev/aggregate-to-tracker=true"];
     plane.run_kubectl(&label, "").await.unwrap();
-    wait_until("configmaps", async || may(&operator, "watch", "configmaps.", "").await).await;
+    wait_until("endpoints", async || may(&operator, "watch", "endpoints.", "").await).await;
 
     // A second installation takes nothing away, not for a moment.
     plane.run_kubectl(&["apply", "-k", CONFIG], "").await.unwrap();

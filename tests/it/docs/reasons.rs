@@ -6,6 +6,7 @@ use std::path::Path;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quartermaster::api::contact_point::Tested;
+use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::Blocked;
 use quartermaster::controllers::contact_point::standing;
 use quartermaster::controllers::tracked_field::field::Field;
@@ -137,8 +138,16 @@ fn every_reason_of_a_tracked_field_has_its_row() {
 }
 
 #[test]
+fn every_reason_of_a_config_map_sync_has_its_row() {
+    let page = page("config-map-sync.md");
+    for reason in config_map_sync::standing::Reason::ALL {
+        assert!(row(&page, &reason.to_string()).is_some(), "{reason} has no row");
+    }
+}
+
+#[test]
 fn every_event_is_told_of() {
-    let pages = page("contact-point.md") + &page("tracked-field.md");
+    let pages = page("contact-point.md") + &page("tracked-field.md") + &page("config-map-sync.md");
     let sources = root().join("src/controllers");
     let words: BTreeSet<_> = [".warning(", ".normal("].iter().flat_map(|call| words_after(&sources, call)).collect();
     assert!(words.contains("DeliveryFailed") && words.contains("EntriesMerged") && words.contains("Wait"), "{words:?}");

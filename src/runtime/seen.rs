@@ -1,9 +1,11 @@
-//! What is kept of children: whether each is as it is wanted, and what its owner reports of it.
+//! What is kept of objects that are watched and not stored: whether each is as it is wanted, and what is reported of it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::runtime::Key;
 
@@ -11,10 +13,11 @@ use crate::runtime::Key;
 pub struct Seen<S> {
     state: Mutex<State<S>>,
     listed: watch::Sender<bool>,
+    trust: Duration,
 }
 
 struct State<S> {
-    known: HashMap<Key, Known<S>>,
+    known: HashMap<Key, (Known<S>, Option<Fine>)>,
     /// Looked for, and not ours.
     absent: HashSet<Key>,
     /// Not listed yet.
@@ -26,15 +29,25 @@ struct State<S> {
 /// What is kept of a child.
 #[derive(Clone)]
 pub struct Known<S> {
+    /// Its UID.
     pub uid: String,
+    /// Its resourceVersion.
     pub version: u64,
+    /// Whom it is news to.
     pub owner: Option<Key>,
     /// Of what we say about it: it changes when somebody else takes a field of ours.
     pub print: u64,
+    /// It is being deleted.
     pub going: bool,
-    /// Digest of what it was last found to be as wanted.
-    pub fine: Option<String>,
+    /// What is reported of it.
     pub report: S,
+}
+
+/// It was found to be as wanted.
+struct Fine {
+    /// Digest of how it was wanted.
+    digest: String,
+    at: Instant,
 }
 
 /// What is known of a child without asking.
@@ -50,10 +63,11 @@ pub enum Look<S> {
 }
 
 impl<S: Clone + PartialEq> Seen<S> {
-    /// Nothing is known, and these places are to be listed.
-    pub fn new(unlisted: BTreeSet<Option<String>>) -> Self {
+    /// Nothing is known, and these places are to be listed. That a child was found to be as wanted is believed for as long
+    /// as `trust`.
+    pub fn new(unlisted: BTreeSet<Option<String>>, trust: Duration) -> Self {
         let (known, absent, listing) = (HashMap::new(), HashSet::new(), HashMap::new());
-        Self { state: Mutex::new(State { known, absent, unlisted, listing }), listed: watch::channel(false).0 }
+        Self { state: Mutex::new(State { known, absent, unlisted, listing }), listed: watch::channel(false).0, trust }
     }
 
     fn state(&self) -> MutexGuard<'_, State<S>> {
@@ -70,15 +84,23 @@ impl<S: Clone + PartialEq> Seen<S> {
     pub fn look(&self, key: &Key, digest: &str) -> Look<S> {
         match self.state().known.get(key) {
             None => Look::Unknown,
-            Some(known) if known.going => Look::Going,
-            Some(known) if known.fine.as_deref() == Some(digest) => Look::Fine(known.report.clone()),
+            Some((known, _)) if known.going => Look::Going,
+            Some((known, Some(fine))) if fine.digest == digest && fine.at.elapsed() < self.trust => {
+                Look::Fine(known.report.clone())
+            }
             Some(_) => Look::Other,
         }
     }
 
     /// What its owner reports of a child.
     pub fn report(&self, key: &Key) -> Option<S> {
-        self.state().known.get(key).map(|known| known.report.clone())
+        self.state().known.get(key).map(|(known, _)| known.report.clone())
+    }
+
+    /// Those of which this is reported.
+    pub fn those(&self, wanted: impl Fn(&S) -> bool) -> Vec<Key> {
+        let state = self.state();
+        state.known.iter().filter(|(_, (known, _))| wanted(&known.report)).map(|(key, _)| key.clone()).collect()
     }
 
     /// Whether it is known that no child of this name is ours; `unmarked`: also none without our label.
@@ -99,17 +121,17 @@ impl<S: Clone + PartialEq> Seen<S> {
         self.state().absent.remove(key);
     }
 
-    /// We wrote or read it so: what is known of it is at least as new.
-    pub fn wrote(&self, key: &Key, known: Known<S>) {
+    /// We wrote or read it so, and it is as wanted: what is known of it is at least as new.
+    pub fn wrote(&self, key: &Key, known: Known<S>, digest: String) {
         let mut state = self.state();
         state.absent.remove(key);
-        if state.known.get(key).is_none_or(|newer| newer.uid != known.uid || newer.version <= known.version) {
-            state.known.insert(key.clone(), known);
+        if state.known.get(key).is_none_or(|(newer, _)| newer.uid != known.uid || newer.version <= known.version) {
+            state.known.insert(key.clone(), (known, Some(Fine { digest, at: Instant::now() })));
         }
     }
 
     /// A watch shows it so; whose news that is.
-    pub fn shown(&self, key: Key, mut known: Known<S>) -> Option<Key> {
+    pub fn shown(&self, key: Key, known: Known<S>) -> Option<Key> {
         let mut state = self.state();
         for shard in [None, Some(key.namespace.to_string())] {
             if let Some(shown) = state.listing.get_mut(&shard) {
@@ -117,31 +139,27 @@ impl<S: Clone + PartialEq> Seen<S> {
             }
         }
         state.absent.remove(&key);
-        let news = match state.known.get(&key) {
-            Some(before) if before.uid == known.uid => {
-                if known.version <= before.version {
-                    return None;
-                }
-                let same = before.print == known.print && before.going == known.going;
-                if same {
-                    known.fine.clone_from(&before.fine);
-                }
-                !same || before.report != known.report
+        let (mut fine, mut news) = (None, true);
+        if let Some((before, found)) = state.known.get_mut(&key).filter(|(before, _)| before.uid == known.uid) {
+            if known.version <= before.version {
+                return None;
             }
-            _ => true,
-        };
+            let same = before.print == known.print && before.going == known.going;
+            news = !same || before.report != known.report;
+            fine = found.take().filter(|_| same);
+        }
         let owner = known.owner.clone().filter(|_| news);
-        state.known.insert(key, known);
+        state.known.insert(key, (known, fine));
         owner
     }
 
     /// A watch shows that it is gone; whose news that is.
     pub fn gone(&self, key: &Key, uid: &str) -> Option<Key> {
         let mut state = self.state();
-        if state.known.get(key)?.uid != uid {
+        if state.known.get(key)?.0.uid != uid {
             return None;
         }
-        state.known.remove(key)?.owner
+        state.known.remove(key)?.0.owner
     }
 
     /// A place begins to be listed.
@@ -155,7 +173,7 @@ impl<S: Clone + PartialEq> Seen<S> {
         let shown = state.listing.remove(&shard.map(str::to_owned)).unwrap_or_default();
         let here = |key: &Key| shard.is_none_or(|namespace| *key.namespace == *namespace);
         let missing: Vec<_> = state.known.keys().filter(|key| here(key) && !shown.contains(*key)).cloned().collect();
-        let owners = missing.iter().filter_map(|key| state.known.remove(key)?.owner).collect();
+        let owners = missing.iter().filter_map(|key| state.known.remove(key)?.0.owner).collect();
         drop(state);
         self.settled(shard);
         owners
@@ -177,19 +195,21 @@ mod tests {
 
     use super::*;
 
+    const TRUST: Duration = Duration::from_mins(30);
+
     fn key(name: &str) -> Key {
         Key::new("shop", name)
     }
 
     fn child(version: u64, print: u64, report: u8) -> Known<u8> {
-        Known { uid: "1".into(), version, owner: Some(key("owner")), print, going: false, fine: None, report }
+        Known { uid: "1".into(), version, owner: Some(key("owner")), print, going: false, report }
     }
 
     #[test]
     fn our_own_write_is_no_news_and_a_lost_field_is() {
-        let seen = Seen::new([None].into());
+        let seen = Seen::new([None].into(), TRUST);
         let web = key("web");
-        seen.wrote(&web, Known { fine: Some("d".into()), ..child(5, 0, 1) });
+        seen.wrote(&web, child(5, 0, 1), "d".into());
         for version in [4, 5, 6] {
             assert_eq!(seen.shown(web.clone(), child(version, 0, 1)), None);
         }
@@ -204,11 +224,21 @@ mod tests {
         assert!(matches!(seen.look(&web, "d"), Look::Unknown));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn what_was_found_is_looked_at_again_after_a_while() {
+        let seen = Seen::new([None].into(), TRUST);
+        seen.wrote(&key("web"), child(5, 0, 1), "d".into());
+        tokio::time::advance(TRUST / 2).await;
+        assert!(matches!(seen.look(&key("web"), "d"), Look::Fine(1)));
+        tokio::time::advance(TRUST).await;
+        assert!(matches!(seen.look(&key("web"), "d"), Look::Other));
+    }
+
     #[test]
     fn one_that_is_made_again_or_goes_is_news() {
-        let seen = Seen::new([None].into());
+        let seen = Seen::new([None].into(), TRUST);
         let web = key("web");
-        seen.wrote(&web, Known { fine: Some("d".into()), ..child(5, 0, 1) });
+        seen.wrote(&web, child(5, 0, 1), "d".into());
         assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(6, 0, 1) }), Some(key("owner")));
         assert!(matches!(seen.look(&web, "d"), Look::Going));
         assert_eq!(seen.shown(web.clone(), Known { uid: "2".into(), ..child(7, 0, 1) }), Some(key("owner")));
@@ -217,7 +247,7 @@ mod tests {
 
     #[test]
     fn what_is_absent_is_asked_for_once() {
-        let seen = Seen::<u8>::new([None].into());
+        let seen = Seen::<u8>::new([None].into(), TRUST);
         let web = key("web");
         assert!(seen.is_absent(&web, false) && !seen.is_absent(&web, true));
         seen.absent(&web);
@@ -230,7 +260,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_list_does_not_show_is_gone() {
-        let seen = Seen::new([Some("shop".into()), Some("far".into())].into());
+        let seen = Seen::new([Some("shop".into()), Some("far".into())].into(), TRUST);
         seen.listing(Some("shop"));
         seen.shown(key("web"), child(5, 0, 1));
         seen.shown(key("db"), child(5, 0, 1));

@@ -1,0 +1,266 @@
+//! `ConfigMapSync`: how soon a copy is right, one source in many namespaces, and a crowd of `ConfigMap`s that nobody syncs.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, ResourceExt as _};
+use quartermaster::api::ConfigMapSync;
+use serde_json::{Value, json};
+use testbed::Options;
+use testbed::wait::until;
+use tokio::task::AbortHandle;
+
+use crate::line::{Line, Sample};
+use crate::process::Memory;
+use crate::stage::{AT_ONCE, PATIENCE, leads, milliseconds};
+use crate::support::{Bed, Operator, Settings};
+
+const SYNCS: usize = 100;
+const EDITS: usize = 1_000;
+/// Edits a second.
+const RATE: u32 = 50;
+const NAMESPACES: usize = 200;
+const CROWD: usize = 10_000;
+const CROWD_BYTES: usize = 20_000;
+/// What the product promises of each thing that is put right, in milliseconds.
+const RIGHT: f64 = 1000.0;
+
+/// When each value was first seen, by namespace and name.
+type Seen = HashMap<(String, String, String), Instant>;
+
+/// A control plane, its syncs, and a bare watch of all that is copied.
+struct Scene {
+    bed: Bed,
+    seen: Arc<Mutex<Seen>>,
+    watch: AbortHandle,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+impl Scene {
+    async fn set() -> Self {
+        let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
+        let seen = Arc::<Mutex<Seen>>::default();
+        let (log, api) = (Arc::clone(&seen), Api::<ConfigMap>::all(bed.client.clone()));
+        let watch = tokio::spawn(async move {
+            let mut events = std::pin::pin!(watcher::watcher(api, watcher::Config::default()));
+            while let Some(event) = events.next().await {
+                let Ok(Event::Apply(map)) = event else { continue };
+                let value = map.data.as_ref().and_then(|data| data.get("v")).cloned().unwrap_or_default();
+                let place = (map.namespace().unwrap_or_default(), map.name_any(), value);
+                log.lock().unwrap().entry(place).or_insert_with(Instant::now);
+            }
+        });
+        Self { bed, seen, watch: watch.abort_handle() }
+    }
+
+    async fn operator(&self, program: PathBuf) -> Result<Operator> {
+        let settings = Settings::default().shipped(program).whole_cluster().flag("--leader-elect");
+        let operator = Operator::start(&self.bed, settings).await;
+        leads(&operator).await?;
+        Ok(operator)
+    }
+
+    fn maps(&self, namespace: &str) -> Api<ConfigMap> {
+        Api::namespaced(self.bed.client.clone(), namespace)
+    }
+
+    async fn namespace(&self, name: &str, labels: Value) -> Result<()> {
+        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name, "labels": labels } }))?;
+        Api::all(self.bed.client.clone()).create(&PostParams::default(), &namespace).await?;
+        Ok(())
+    }
+
+    async fn source(&self, name: &str, value: &str) -> Result<()> {
+        let map: ConfigMap = serde_json::from_value(json!({ "metadata": { "name": name }, "data": { "v": value } }))?;
+        self.maps(&self.bed.namespace).create(&PostParams::default(), &map).await?;
+        Ok(())
+    }
+
+    /// Sets a value; when the apiserver acknowledged it.
+    async fn edit(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
+        let patch = Patch::Merge(json!({ "data": { "v": value } }));
+        self.maps(namespace).patch(name, &PatchParams::default(), &patch).await?;
+        Ok(Instant::now())
+    }
+
+    async fn sync(&self, name: &str, to: Value) {
+        let mut spec = json!({ "sourceNamespace": self.bed.namespace, "configMapName": name });
+        spec.as_object_mut().unwrap().extend(to.as_object().unwrap().clone());
+        self.bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
+    }
+
+    /// When this value was first seen there.
+    async fn arrival(&self, namespace: &str, name: &str, value: &str) -> Result<Instant> {
+        let place = (namespace.to_owned(), name.to_owned(), value.to_owned());
+        until(format!("{place:?}"), PATIENCE, async || Ok(self.seen.lock().unwrap().get(&place).copied())).await
+    }
+
+    /// `SYNCS` sources, each copied to namespace `far`.
+    async fn syncs(&self) -> Result<Vec<String>> {
+        self.namespace("far", json!({})).await?;
+        let names: Vec<_> = (0..SYNCS).map(|number| format!("s{number}")).collect();
+        let make = |name: &String| {
+            let name = name.clone();
+            async move {
+                self.source(&name, "first").await?;
+                self.sync(&name, json!({ "destinationNamespace": "far" })).await;
+                anyhow::Ok(())
+            }
+        };
+        stream::iter(&names).map(make).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+        Ok(names)
+    }
+}
+
+/// From the acknowledgement of an edit of one of 100 sources to its copy being right, as a bare watch sees it. The floor is
+/// that watch seeing the source. Then copies that are edited and deleted, and one source in 200 namespaces.
+pub async fn copies(program: PathBuf) -> Result<Vec<Line>> {
+    let scene = Arc::new(Scene::set().await);
+    let _operator = scene.operator(program).await?;
+    let names = scene.syncs().await?;
+    for name in &names {
+        scene.arrival("far", name, "first").await?;
+    }
+    let mut ticks = tokio::time::interval(Duration::from_secs(1) / RATE);
+    let mut edits = Vec::new();
+    for (number, name) in names.iter().cycle().take(EDITS).enumerate() {
+        ticks.tick().await;
+        let (scene, name, value) = (Arc::clone(&scene), name.clone(), format!("e{number}"));
+        edits.push(tokio::spawn(async move {
+            let at = scene.edit(&scene.bed.namespace, &name, &value).await?;
+            anyhow::Ok((name, value, at))
+        }));
+    }
+    let (mut right, mut floor) = (Sample::default(), Sample::default());
+    for edit in edits {
+        let (name, value, at) = edit.await??;
+        right = right.and([milliseconds(at, scene.arrival("far", &name, &value).await?)].into_iter().collect());
+        let source = scene.arrival(&scene.bed.namespace, &name, &value).await?;
+        floor = floor.and([milliseconds(at, source)].into_iter().collect());
+    }
+    let (mut edited, mut deleted) = (Sample::default(), Sample::default());
+    let maps = scene.maps("far");
+    for (number, name) in names.iter().take(20).enumerate() {
+        let is = maps.get(name).await?.data.unwrap_or_default()["v"].clone();
+        for delete in [false, true] {
+            let place = ("far".to_owned(), name.clone(), is.clone());
+            let at = if delete {
+                scene.seen.lock().unwrap().remove(&place);
+                maps.delete(name, &DeleteParams::default()).await?;
+                Instant::now()
+            } else {
+                let at = scene.edit("far", name, &format!("wrong{number}")).await?;
+                scene.arrival("far", name, &format!("wrong{number}")).await?;
+                scene.seen.lock().unwrap().remove(&place);
+                at
+            };
+            let took = [milliseconds(at, scene.arrival("far", name, &is).await?)].into_iter().collect();
+            if delete {
+                deleted = deleted.and(took);
+            } else {
+                edited = edited.and(took);
+            }
+        }
+    }
+    let most = |what: &str, sample: &Sample| {
+        let note = format!("the longest of 20; p50 {:.1} ms", sample.p50());
+        Line::new(what, sample.max(), "ms").below(RIGHT).note(note)
+    };
+    let mut lines = vec![
+        Line::new("source edited -> copy right, p50, 100 syncs", right.p50(), "ms").below(50.0).floor(floor.p50()),
+        Line::new("source edited -> copy right, p99, 100 syncs", right.p99(), "ms").below(250.0).floor(floor.p99()),
+        most("copy edited -> right again", &edited),
+        most("copy deleted -> there again", &deleted),
+    ];
+    lines.extend(many(&scene).await?);
+    Ok(lines)
+}
+
+/// One source in 200 namespaces: from its making and its edit to the last copy. The floor is a bare program that replaces
+/// them all.
+async fn many(scene: &Scene) -> Result<Vec<Line>> {
+    let spaces: Vec<_> = (0..NAMESPACES).map(|number| format!("n{number}")).collect();
+    let open = |name: &String| {
+        let name = name.clone();
+        async move { scene.namespace(&name, json!({ "many": "x" })).await }
+    };
+    stream::iter(&spaces).map(open).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+    scene.sync("many", json!({ "destinationNamespaceSelector": { "matchLabels": { "many": "x" } } })).await;
+    let last = async |value: &str, began: Instant| {
+        let mut last = began;
+        for space in &spaces {
+            last = last.max(scene.arrival(space, "many", value).await?);
+        }
+        anyhow::Ok((last - began).as_secs_f64())
+    };
+    scene.source("many", "1").await?;
+    let made = last("1", Instant::now()).await?;
+    let at = scene.edit(&scene.bed.namespace, "many", "2").await?;
+    let edited = last("2", at).await?;
+    let began = Instant::now();
+    let replace = |space: &String| {
+        let maps = scene.maps(space);
+        async move {
+            let mut map = maps.get("many").await?;
+            map.data = Some(BTreeMap::from([("v".to_owned(), "floor".to_owned())]));
+            maps.replace("many", &PostParams::default(), &map).await
+        }
+    };
+    stream::iter(&spaces).map(replace).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+    let floor = began.elapsed().as_secs_f64();
+    Ok(vec![
+        Line::new("source made -> 200 copies", made, "s").below(2.0),
+        Line::new("source edited -> 200 copies right", edited, "s").below(2.0).floor(floor),
+    ])
+}
+
+/// Memory with 100 syncs among 10,000 `ConfigMap`s of 20 kB, half of which hold their content twice, as `kubectl apply`
+/// leaves them.
+pub async fn crowd(program: PathBuf) -> Result<Vec<Line>> {
+    let scene = Scene::set().await;
+    scene.namespace("crowd", json!({})).await?;
+    let content = "x".repeat(CROWD_BYTES);
+    let maps = scene.maps("crowd");
+    let make = |number: usize| {
+        let mut map = json!({ "metadata": { "name": format!("m{number}") }, "data": { "content": content } });
+        if number.is_multiple_of(2) {
+            map["metadata"]["annotations"] =
+                json!({ "kubectl.kubernetes.io/last-applied-configuration": map.to_string() });
+        }
+        let maps = maps.clone();
+        async move { anyhow::Ok(maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?) }
+    };
+    stream::iter(0..CROWD).map(make).buffer_unordered(AT_ONCE).try_for_each(async |_| Ok(())).await?;
+    let names = scene.syncs().await?;
+    let mut operator = scene.operator(program).await?;
+    for name in &names {
+        scene.arrival("far", name, "first").await?;
+    }
+    for name in &names {
+        scene.edit(&scene.bed.namespace, name, "second").await?;
+    }
+    let mut served = 0;
+    for name in &names {
+        scene.arrival("far", name, "second").await?;
+        served += 1;
+    }
+    ensure!(served == SYNCS);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let memory = Memory::of(operator.child().id())?;
+    Ok(vec![
+        Line::new("RssAnon, 100 syncs among 10,000 ConfigMaps", memory.anonymous, "MiB").below(24.0),
+        Line::new("VmRSS, 100 syncs among 10,000 ConfigMaps", memory.resident, "MiB").below(40.0),
+    ])
+}

@@ -1,0 +1,183 @@
+//! Reads and writes copies, one at a time.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, Client, Resource, ResourceExt};
+
+use super::copy::{self, Step};
+use super::index::{Index, known};
+use super::standing::Reason;
+use super::{Error, MANAGER};
+use crate::api::config_map_sync::ConfigMapSyncSpec;
+use crate::runtime::ownership::{Claim, Owner};
+use crate::runtime::seen::Look;
+use crate::runtime::{Key, apply};
+
+/// How often a copy that changes under the pass is looked at once more.
+const TRIES: usize = 3;
+
+/// The copies of all syncs.
+pub struct Copies {
+    /// Talks to the apiserver.
+    pub client: Client,
+    /// What is known of them.
+    pub index: Arc<Index>,
+}
+
+/// Why a copy is not as its source.
+#[derive(Debug)]
+pub enum Trouble {
+    /// That stays so until somebody does something.
+    Snag {
+        /// The condition's reason.
+        reason: Reason,
+        /// What is wrong, and what to do.
+        words: String,
+    },
+    /// It is worth another try.
+    Failed(kube::Error),
+}
+
+impl Trouble {
+    /// One that stays.
+    pub fn snag(reason: Reason, words: String) -> Self {
+        Self::Snag { reason, words }
+    }
+}
+
+impl From<kube::Error> for Trouble {
+    fn from(error: kube::Error) -> Self {
+        let kube::Error::Api(said) = &error else { return Self::Failed(error) };
+        let going = apply::is_terminating(said);
+        let reason = match said.code {
+            404 => Reason::NamespaceNotFound,
+            403 if going => Reason::NamespaceTerminating,
+            403 if said.message.contains("exceeded quota") => Reason::QuotaExceeded,
+            403 => Reason::Forbidden,
+            400 | 413 | 422 => Reason::Refused,
+            _ => return Self::Failed(error),
+        };
+        Self::Snag { reason, words: said.message.clone() }
+    }
+}
+
+impl Copies {
+    fn api(&self, copy: &Key) -> Api<ConfigMap> {
+        Api::namespaced(self.client.clone(), &copy.namespace)
+    }
+
+    /// Has the copy be as the source, which `digest` stands for; whether anything was written.
+    pub async fn settle(
+        &self,
+        owner: &Owner,
+        spec: &ConfigMapSyncSpec,
+        source: &ConfigMap,
+        digest: &str,
+        key: &Key,
+        lives: &(impl Fn(&str) -> bool + Sync),
+    ) -> Result<bool, Trouble> {
+        let mut there = match self.index.copies.look(key, digest) {
+            Look::Fine(_) => return Ok(false),
+            Look::Unknown => !owner.is_fresh(),
+            Look::Going | Look::Other => true,
+        };
+        let api = self.api(key);
+        let mut tries = 0..TRIES;
+        loop {
+            let last = tries.next().is_none();
+            if !there && let Some(created) = apply::create(&api, MANAGER, &copy::new(source, spec, owner, key)).await? {
+                self.right(key, &created, digest);
+                return Ok(true);
+            }
+            let Some(live) = api.get_opt(&key.name).await? else {
+                if last {
+                    return Err(Trouble::snag(Reason::Terminating, "the copy comes and goes".into()));
+                }
+                there = false;
+                continue;
+            };
+            if let Claim::Foreign(foreign) = owner.claim(live.meta(), lives) {
+                let words = owner.conflict(&foreign, "configmaps", &key.namespace, &key.name);
+                return Err(Trouble::snag(Reason::Conflict, words));
+            }
+            if live.meta().deletion_timestamp.is_some() {
+                return Err(Trouble::snag(
+                    Reason::Terminating,
+                    "the copy is being deleted; it is made again once it is gone".into(),
+                ));
+            }
+            let written = match copy::step(source, spec, owner, &live) {
+                Step::Nothing => {
+                    self.right(key, &live, digest);
+                    return Ok(false);
+                }
+                Step::Replace(desired) => {
+                    let mut desired = *desired;
+                    // The apiserver keeps its own.
+                    desired.meta_mut().managed_fields = None;
+                    apply::replace(&api, MANAGER, &desired).await.map(Some)
+                }
+                Step::Recreate => apply::remove(&api, &live).await.map(|()| None),
+            };
+            match written {
+                Ok(Some(written)) => {
+                    self.right(key, &written, digest);
+                    return Ok(true);
+                }
+                Ok(None) => there = false,
+                Err(kube::Error::Api(said)) if matches!(said.code, 404 | 409) && !last => there = true,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Takes away what is ours and not wanted any more; whether anything was.
+    pub async fn clear(
+        &self,
+        owner: &Owner,
+        spec: &ConfigMapSyncSpec,
+        wanted: impl Fn(&Key) -> bool,
+    ) -> Result<bool, Error> {
+        let ours = self.index.copies.those(|uid| *uid == owner.uid());
+        let mut any = false;
+        for copy in ours.iter().filter(|copy| !wanted(copy)) {
+            any |= self.release(owner, spec, copy).await?;
+        }
+        Ok(any)
+    }
+
+    /// Deletes a copy that is ours, or takes its mark off; whether there was one.
+    pub async fn release(&self, owner: &Owner, spec: &ConfigMapSyncSpec, key: &Key) -> Result<bool, Error> {
+        let api = self.api(key);
+        let release = async {
+            for last in [false, false, true] {
+                let Some(live) = api.get_opt(&key.name).await? else { return Ok(false) };
+                let ours = owner.claim(live.meta(), |_| true) == Claim::Ours;
+                if !ours || live.meta().deletion_timestamp.is_some() {
+                    return Ok(false);
+                }
+                let done = if spec.orphans() {
+                    let mut orphan = live.clone();
+                    owner.unmark(orphan.meta_mut());
+                    orphan.meta_mut().managed_fields = None;
+                    apply::replace(&api, MANAGER, &orphan).await.map(drop)
+                } else {
+                    apply::remove(&api, &live).await
+                };
+                match done {
+                    Err(kube::Error::Api(said)) if said.code == 409 && !last => {}
+                    Err(kube::Error::Api(said)) if said.code == 404 => return Ok(false),
+                    done => return done.map(|()| true),
+                }
+            }
+            Ok(false)
+        };
+        release.await.map_err(|error| Error::WriteCopy(key.clone(), error))
+    }
+
+    fn right(&self, key: &Key, copy: &ConfigMap, digest: &str) {
+        let uid = copy.labels().get(crate::runtime::ownership::OWNER_UID).cloned().unwrap_or_default();
+        self.index.copies.wrote(key, known(copy, uid), digest.to_owned());
+    }
+}

@@ -1,0 +1,354 @@
+//! What the watches show of `ConfigMap`s and namespaces: whom that concerns. Only what some `ConfigMapSync` refers to is
+//! remembered, and no content.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher;
+use tokio::sync::{SetOnce, watch};
+
+use super::plan::{Destinations, Plan};
+use crate::api::ConfigMapSync;
+use crate::runtime::ownership::{OWNER_UID, owner_of};
+use crate::runtime::reconciler::Trigger;
+use crate::runtime::seen::{Known, Seen};
+use crate::runtime::watch_hub::{Observer, ResourceName};
+use crate::runtime::{Key, Scope, version, watching};
+
+/// What is known of the cluster.
+pub struct Index {
+    /// The copies: all that has a mark. Reported is the UID in it.
+    pub copies: Seen<String>,
+    /// Set once there is a `ConfigMapSync`.
+    pub wanted: Arc<SetOnce<()>>,
+    state: Mutex<State>,
+    namespaces: watch::Sender<Names>,
+    wake: Trigger<ConfigMapSync>,
+}
+
+/// What is known of all namespaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Names {
+    /// They have not been listed yet.
+    Unlisted,
+    /// They have been.
+    Listed,
+    /// They may not be listed, in the apiserver's words, or are not looked at.
+    Unknown(String),
+}
+
+#[derive(Default)]
+struct State {
+    syncs: HashMap<Key, Interest>,
+    /// Whom `ConfigMap`s of a name concern.
+    names: HashMap<String, BTreeSet<Key>>,
+    namespaces: BTreeMap<String, Place>,
+    /// What the list of namespaces that is under way has shown.
+    listing: BTreeSet<String>,
+    /// Those that would close a loop.
+    looping: BTreeSet<Key>,
+}
+
+struct Interest {
+    plan: Plan,
+    /// The older of two comes first.
+    born: (Option<Time>, String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    labels: BTreeMap<String, String>,
+    going: bool,
+}
+
+/// A namespace that is to have a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It is there, or may be: that is not known.
+    There,
+    /// It is not.
+    Missing,
+    /// It is being deleted.
+    Going,
+}
+
+impl Index {
+    /// Nothing is known yet. `wake` wakes whom it concerns.
+    pub fn new(scope: &Scope, trust: Duration, wake: Trigger<ConfigMapSync>) -> Self {
+        let names = match scope {
+            Scope::Cluster => Names::Unlisted,
+            Scope::Namespaces(_) => Names::Unknown("namespaces are not looked at".into()),
+        };
+        Self {
+            copies: Seen::new(scope.shards().into_iter().collect(), trust),
+            wanted: Arc::default(),
+            state: Mutex::default(),
+            namespaces: watch::channel(names).0,
+            wake,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake<'a>(&self, syncs: impl IntoIterator<Item = &'a Key>) {
+        for sync in syncs {
+            self.wake.wake(sync);
+        }
+    }
+
+    /// Waits until everything has been listed, as far as that is let in.
+    pub async fn ready(&self) {
+        self.copies.ready().await;
+        // The sender is ours.
+        let _ = self.namespaces.subscribe().wait_for(|names| *names != Names::Unlisted).await;
+    }
+
+    /// Why namespaces are not known.
+    pub fn blind(&self) -> Option<String> {
+        match &*self.namespaces.borrow() {
+            Names::Unknown(why) => Some(why.clone()),
+            Names::Unlisted | Names::Listed => None,
+        }
+    }
+
+    /// There is such a sync, and what it concerns; nothing where its spec cannot be followed.
+    pub fn follow(&self, key: &Key, sync: &ConfigMapSync, plan: Option<Plan>) {
+        // Once is enough.
+        let _ = self.wanted.set(());
+        let mut state = self.state();
+        if state.syncs.get(key).map(|known| &known.plan) == plan.as_ref() {
+            return;
+        }
+        state.forget(key);
+        if let Some(plan) = plan {
+            for name in [&*plan.source.name, &plan.name] {
+                state.names.entry(name.to_owned()).or_default().insert(key.clone());
+            }
+            let born = (sync.metadata.creation_timestamp.clone(), sync.uid().unwrap_or_default());
+            state.syncs.insert(key.clone(), Interest { plan, born });
+        }
+        let looping = std::mem::take(&mut state.looping);
+        drop(state);
+        self.wake(&looping);
+    }
+
+    /// There is none any more.
+    pub fn forget(&self, key: &Key) {
+        let mut state = self.state();
+        if !state.forget(key) {
+            return;
+        }
+        state.looping.remove(key);
+        let looping = std::mem::take(&mut state.looping);
+        drop(state);
+        self.wake(&looping);
+    }
+
+    /// The namespaces that are to have a copy by `plan`.
+    pub fn destinations(&self, plan: &Plan) -> Vec<(String, Standing)> {
+        let known = *self.namespaces.borrow() == Names::Listed;
+        let state = self.state();
+        let stands = |place: Option<&Place>| match place {
+            Some(place) if place.going => Standing::Going,
+            None if known => Standing::Missing,
+            _ => Standing::There,
+        };
+        match &plan.to {
+            Destinations::Named(names) => {
+                names.iter().map(|name| (name.clone(), stands(state.namespaces.get(name)))).collect()
+            }
+            Destinations::Selected { .. } => {
+                let reached = state.namespaces.iter().filter(|(name, place)| plan.reaches(name, Some(&place.labels)));
+                // One that goes takes its copy with it.
+                reached.filter(|(_, place)| !place.going).map(|(name, _)| (name.clone(), Standing::There)).collect()
+            }
+        }
+    }
+
+    /// The older sync by which what this one copies would come back to where it is copied from. It is woken when that may
+    /// have changed.
+    pub fn closes_loop(&self, key: &Key) -> Option<Key> {
+        let mut state = self.state();
+        let found = state.closes_loop(key);
+        if found.is_some() {
+            state.looping.insert(key.clone());
+        } else {
+            state.looping.remove(key);
+        }
+        found
+    }
+
+    /// Wakes whom a `ConfigMap` concerns, but not `known`, who knows of it.
+    fn touched(&self, map: &Key, known: Option<&Key>) {
+        let state = self.state();
+        let concerned: Vec<_> = state
+            .names
+            .get(&*map.name)
+            .into_iter()
+            .flatten()
+            .filter(|sync| Some(*sync) != known && state.concerns(sync, map))
+            .cloned()
+            .collect();
+        drop(state);
+        self.wake(&concerned);
+    }
+
+    fn all(&self) {
+        let syncs: Vec<_> = self.state().syncs.keys().cloned().collect();
+        self.wake(&syncs);
+    }
+
+    /// A namespace is now so, or gone.
+    fn place(&self, name: &str, place: Option<Place>) {
+        let mut state = self.state();
+        if state.namespaces.get(name) == place.as_ref() {
+            return;
+        }
+        match place {
+            Some(place) => state.namespaces.insert(name.to_owned(), place),
+            None => state.namespaces.remove(name),
+        };
+        let concerned = state.syncs.iter().filter(|(_, it)| it.plan.selects() || it.plan.reaches(name, None));
+        let concerned: Vec<_> = concerned.map(|(key, _)| key.clone()).collect();
+        drop(state);
+        self.wake(&concerned);
+    }
+}
+
+impl State {
+    fn forget(&mut self, key: &Key) -> bool {
+        let Some(Interest { plan, .. }) = self.syncs.remove(key) else { return false };
+        for name in [&*plan.source.name, &plan.name] {
+            if let Some(concerned) = self.names.get_mut(name) {
+                concerned.remove(key);
+                if concerned.is_empty() {
+                    self.names.remove(name);
+                }
+            }
+        }
+        true
+    }
+
+    fn concerns(&self, sync: &Key, map: &Key) -> bool {
+        self.syncs.get(sync).is_some_and(|it| it.plan.source == *map || self.copies_to(&it.plan, map))
+    }
+
+    fn copies_to(&self, plan: &Plan, map: &Key) -> bool {
+        let labels = self.namespaces.get(&*map.namespace).map(|place| &place.labels);
+        *plan.name == *map.name && plan.reaches(&map.namespace, labels)
+    }
+
+    /// Backwards from the source, along older ones.
+    fn closes_loop(&self, key: &Key) -> Option<Key> {
+        let ours = self.syncs.get(key)?;
+        let mut older: Vec<_> = self.syncs.iter().filter(|(_, it)| it.born < ours.born).collect();
+        let mut sources = vec![ours.plan.source.clone()];
+        while let Some(source) = sources.pop() {
+            let (into, rest): (Vec<_>, Vec<_>) =
+                older.into_iter().partition(|(_, it)| self.copies_to(&it.plan, &source));
+            if let Some((found, _)) = into.iter().find(|(_, it)| self.copies_to(&ours.plan, &it.plan.source)) {
+                return Some((*found).clone());
+            }
+            sources.extend(into.iter().map(|(_, it)| it.plan.source.clone()));
+            older = rest;
+        }
+        None
+    }
+}
+
+/// What is kept of a copy.
+pub fn known(metadata: &impl ResourceExt, owner_uid: String) -> Known<String> {
+    let version = version(metadata.meta().resource_version.as_deref());
+    Known {
+        uid: metadata.uid().unwrap_or_default(),
+        version,
+        owner: owner_of(metadata.meta()),
+        // Metadata does not tell what of it changed.
+        print: version,
+        going: metadata.meta().deletion_timestamp.is_some(),
+        report: owner_uid,
+    }
+}
+
+impl Observer<PartialObjectMeta<ConfigMap>> for Index {
+    fn listing(&self, _: &ResourceName, shard: Option<&str>) {
+        self.copies.listing(shard);
+    }
+
+    fn present(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
+        let key = Key::of(&map);
+        let (owner, news) = match map.labels().get(OWNER_UID) {
+            Some(uid) => (owner_of(&map.metadata), self.copies.shown(key.clone(), known(&map, uid.clone()))),
+            None => (None, self.copies.gone(&key, &map.uid().unwrap_or_default())),
+        };
+        if let Some(owner) = news {
+            self.wake.wake(&owner);
+        }
+        self.touched(&key, owner.as_ref());
+    }
+
+    fn gone(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {
+        let key = Key::of(&map);
+        if let Some(owner) = self.copies.gone(&key, &map.uid().unwrap_or_default()) {
+            self.wake.wake(&owner);
+        }
+        self.touched(&key, None);
+    }
+
+    fn listed(&self, _: &ResourceName, shard: Option<&str>) {
+        self.copies.listed(shard);
+        // What has no mark is not remembered: it may have gone unseen.
+        self.all();
+    }
+
+    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+
+    fn failing(&self, _: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
+        if watching::refusal(error).is_some_and(|status| status.code == 403) {
+            self.copies.settled(shard);
+        }
+    }
+}
+
+impl Observer<PartialObjectMeta<Namespace>> for Index {
+    fn listing(&self, _: &ResourceName, _: Option<&str>) {
+        self.state().listing.clear();
+    }
+
+    fn present(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
+        let name = namespace.name_any();
+        self.state().listing.insert(name.clone());
+        let going = namespace.metadata.deletion_timestamp.is_some();
+        self.place(&name, Some(Place { labels: namespace.metadata.labels.unwrap_or_default(), going }));
+    }
+
+    fn gone(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
+        self.place(&namespace.name_any(), None);
+    }
+
+    fn listed(&self, _: &ResourceName, _: Option<&str>) {
+        let missing: Vec<_> = {
+            let state = self.state();
+            state.namespaces.keys().filter(|name| !state.listing.contains(*name)).cloned().collect()
+        };
+        for name in &missing {
+            self.place(name, None);
+        }
+        self.namespaces.send_replace(Names::Listed);
+    }
+
+    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+
+    fn failing(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
+        if let Some(refusal) = watching::refusal(error).filter(|status| status.code == 403) {
+            self.namespaces.send_replace(Names::Unknown(refusal.message.clone()));
+        }
+    }
+}

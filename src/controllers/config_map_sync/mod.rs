@@ -1,0 +1,391 @@
+//! `ConfigMapSync`: where the copies are to be ([`plan`]), what each is to be ([`copy`]), and what came of it ([`standing`]).
+//! What the watches show ([`index`]) wakes whom it concerns.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::ListParams;
+use kube::core::PartialObjectMeta;
+use kube::runtime::reflector::Store;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
+
+use self::copies::{Copies, Trouble};
+use self::index::{Index, Standing};
+use self::plan::{Plan, Refused};
+use self::standing::{Came, Reason, Snag};
+use crate::api::ConfigMapSync;
+use crate::api::config_map_sync::{ConfigMapSyncStatus, FINALIZER, GROUP};
+use crate::api::kind::{EVENTS, Kind, Right};
+use crate::runtime::cache::Touched;
+use crate::runtime::events::Events;
+use crate::runtime::manager::Manager;
+use crate::runtime::ownership::{OWNER_UID, Owner};
+use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use crate::runtime::written::Written;
+use crate::runtime::{Key, Scope, apply, cache, conditions};
+
+pub mod copies;
+pub mod copy;
+pub mod index;
+pub mod plan;
+pub mod standing;
+
+/// What the controller is called in logs and metrics.
+pub const NAME: &str = "configmapsync";
+/// The kind.
+pub const KIND: Kind = Kind::of::<ConfigMapSync>(
+    NAME,
+    &["66b9006c4e8a9283"],
+    &[
+        Right { group: GROUP, resources: &["configmapsyncs"], verbs: &["list", "patch", "watch"] },
+        Right { group: GROUP, resources: &["configmapsyncs/status"], verbs: &["patch"] },
+        Right { group: "", resources: &["configmaps"], verbs: &["create", "delete", "get", "list", "update", "watch"] },
+        Right { group: "", resources: &["namespaces"], verbs: &["list", "watch"] },
+        EVENTS,
+    ],
+);
+/// The field manager of its writes.
+pub const MANAGER: &str = "quartermaster/configmapsync";
+
+/// How many copies of one sync are written at once.
+const AT_ONCE: usize = 16;
+/// How many copies a list holds at once.
+const PAGE: u32 = 500;
+
+/// What can go wrong in a pass.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The source could not be read.
+    #[error("the source could not be read: {0}")]
+    ReadSource(#[source] kube::Error),
+    /// A copy could not be read or written.
+    #[error("copy {0} could not be written: {1}")]
+    WriteCopy(Key, #[source] kube::Error),
+    /// The copies could not be listed.
+    #[error("the copies could not be listed: {0}")]
+    ListCopies(#[source] kube::Error),
+    /// The object itself could not be written.
+    #[error("the status or the finalizer could not be written: {0}")]
+    WriteStatus(#[source] kube::Error),
+}
+
+impl Failure for Error {
+    fn class(&self) -> Class {
+        match self {
+            Self::ReadSource(error)
+            | Self::WriteCopy(_, error)
+            | Self::ListCopies(error)
+            | Self::WriteStatus(error) => error.class(),
+        }
+    }
+}
+
+/// What a pass did.
+struct Pass {
+    came: Came,
+    wrote: bool,
+    /// What is worth another try.
+    failure: Option<Error>,
+}
+
+/// The controller.
+pub struct ConfigMapSyncs {
+    client: Client,
+    scope: Scope,
+    /// Copies may be written where Kubernetes itself lives.
+    protected: bool,
+    syncs: Store<ConfigMapSync>,
+    index: Arc<Index>,
+    copies: Copies,
+    events: Events,
+    resync: Duration,
+    written: Written<ConfigMapSync>,
+}
+
+/// Hands the controller in.
+pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
+    let syncs = manager.kind::<ConfigMapSync>(&KIND);
+    let resync = manager.config.timings.resync;
+    let index = Arc::new(Index::new(&manager.scope, resync, syncs.trigger.clone()));
+    manager.look::<PartialObjectMeta<ConfigMap>>(manager.places(), "", &index.wanted, &index);
+    if manager.scope == Scope::Cluster {
+        let everywhere = vec![(None, Api::all(manager.client.clone()))];
+        manager.look::<PartialObjectMeta<Namespace>>(everywhere, "", &index.wanted, &index);
+    }
+    let controller = Arc::new(ConfigMapSyncs {
+        client: manager.client.clone(),
+        scope: manager.scope.clone(),
+        protected: manager.config.protected_destinations,
+        syncs: syncs.store.clone(),
+        copies: Copies { client: manager.client.clone(), index: Arc::clone(&index) },
+        index,
+        events: manager.events(NAME),
+        resync,
+        written: Written::default(),
+    });
+    let (told, trigger) = (Arc::clone(&controller), syncs.trigger.clone());
+    manager.control(syncs, controller, Vec::new(), move |touched, all_seen| match touched {
+        Touched::Present(sync) => {
+            let key = Key::of(sync.as_ref());
+            told.index.follow(&key, &sync, told.plan(&sync).ok());
+            if all_seen && !told.written.knows(&key, &sync) {
+                trigger.wake(&key);
+            }
+        }
+        Touched::Gone(sync) => {
+            let key = Key::of(sync.as_ref());
+            told.gone(&key);
+            trigger.wake(&key);
+        }
+    });
+    Ok(())
+}
+
+impl ConfigMapSyncs {
+    fn plan(&self, sync: &ConfigMapSync) -> Result<Plan, Refused> {
+        Plan::of(&sync.spec, &self.scope, self.protected)
+    }
+
+    fn api(&self, key: &Key) -> Api<ConfigMapSync> {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
+    fn lives(&self, uid: &str) -> bool {
+        self.syncs.find(|sync| sync.meta().uid.as_deref() == Some(uid)).is_some()
+    }
+
+    /// Copies what is to be copied.
+    async fn sync(&self, key: &Key, sync: &ConfigMapSync, owner: &Owner) -> Result<Pass, Error> {
+        let blocked = |reason, words| Ok(Pass { came: Came::Blocked { reason, words }, wrote: false, failure: None });
+        let plan = match self.plan(sync) {
+            Ok(plan) => plan,
+            Err(refused) => return blocked(reason(&refused), refused.to_string()),
+        };
+        self.index.ready().await;
+        if plan.selects()
+            && let Some(why) = self.index.blind()
+        {
+            return blocked(Reason::Forbidden, format!("the namespaces that the selector means are not known: {why}"));
+        }
+        if let Some(other) = self.index.closes_loop(key) {
+            return blocked(
+                Reason::Loop,
+                format!(
+                    "what this copies would come back to its source through ConfigMapSync {other}: remove one of the two"
+                ),
+            );
+        }
+        let destinations = self.index.destinations(&plan);
+        let wanted: BTreeSet<Key> = destinations.iter().map(|(namespace, _)| Key::new(namespace, &plan.name)).collect();
+        let cleared = self.copies.clear(owner, &sync.spec, |copy| wanted.contains(copy)).await?;
+        let source: Api<ConfigMap> = Api::namespaced(self.client.clone(), &plan.source.namespace);
+        let source = match source.get_opt(&plan.source.name).await {
+            Ok(Some(source)) => source,
+            Ok(None) => {
+                let words = format!("ConfigMap {} does not exist: create it; what was copied of it stays", plan.source);
+                let came = Came::Blocked { reason: Reason::SourceNotFound, words };
+                return Ok(Pass { came, wrote: cleared, failure: None });
+            }
+            Err(kube::Error::Api(said)) if said.code == 403 => return blocked(Reason::Forbidden, said.message.clone()),
+            Err(error) => return Err(Error::ReadSource(error)),
+        };
+        let count = destinations.len();
+        let digest = copy::digest(&source, &sync.spec, owner);
+        let serve = |(namespace, standing): (String, Standing)| {
+            let copy = Key::new(&namespace, &plan.name);
+            self.serve(owner, sync, &source, &digest, copy, standing)
+        };
+        let served: Vec<_> = stream::iter(destinations.into_iter().map(serve)).buffered(AT_ONCE).collect().await;
+        let (mut snags, mut wrote, mut failure) = (Vec::new(), cleared, None);
+        for (copy, result) in served {
+            let (reason, words) = match result {
+                Ok(written) => {
+                    wrote |= written;
+                    continue;
+                }
+                Err(Trouble::Snag { reason, words }) => (reason, words),
+                Err(Trouble::Failed(error)) => {
+                    let words = error.to_string();
+                    failure = Some(Error::WriteCopy(copy.clone(), error));
+                    (Reason::WriteFailed, words)
+                }
+            };
+            snags.push(Snag { namespace: copy.namespace.to_string(), reason, words });
+        }
+        Ok(Pass { came: Came::Copied { destinations: count, snags }, wrote, failure })
+    }
+
+    /// Serves one destination; whether anything was written.
+    async fn serve(
+        &self,
+        owner: &Owner,
+        sync: &ConfigMapSync,
+        source: &ConfigMap,
+        digest: &str,
+        copy: Key,
+        standing: Standing,
+    ) -> (Key, Result<bool, Trouble>) {
+        let result = match standing {
+            Standing::Missing => {
+                Err(Trouble::snag(Reason::NamespaceNotFound, format!("create namespace {}", copy.namespace)))
+            }
+            Standing::Going => {
+                Err(Trouble::snag(Reason::NamespaceTerminating, "the namespace is being deleted".into()))
+            }
+            Standing::There => {
+                let lives = |uid: &str| self.lives(uid);
+                self.copies.settle(owner, &sync.spec, source, digest, &copy, &lives).await
+            }
+        };
+        (copy, result)
+    }
+
+    /// Has the finalizer be there before the first copy is.
+    async fn guard(&self, key: &Key, sync: Arc<ConfigMapSync>) -> Result<Arc<ConfigMapSync>, Error> {
+        if sync.finalizers().iter().any(|name| name == FINALIZER) {
+            return Ok(sync);
+        }
+        let finalizers: Vec<_> = sync.finalizers().iter().map(String::as_str).chain([FINALIZER]).collect();
+        let patch = json!({ "finalizers": finalizers });
+        let mut guarded =
+            apply::metadata(&self.api(key), MANAGER, sync.as_ref(), patch).await.map_err(Error::WriteStatus)?;
+        cache::strip(&mut guarded);
+        Ok(self.written.wrote(key, guarded))
+    }
+
+    /// It is being deleted: its copies go before it does.
+    async fn finish(&self, key: &Key, sync: &ConfigMapSync, owner: &Owner) -> Result<Outcome, Error> {
+        if !sync.finalizers().iter().any(|name| name == FINALIZER) {
+            return Ok(Outcome::Done);
+        }
+        if let Err(error) = self.release(sync, owner).await {
+            let refusal = match &error {
+                Error::WriteCopy(copy, kube::Error::Api(said)) if said.code == 403 => {
+                    format!("copy {copy} cannot be deleted: {}", said.message)
+                }
+                Error::ListCopies(kube::Error::Api(said)) if said.code == 403 => said.message.clone(),
+                _ => return Err(error),
+            };
+            self.write(key, sync, &Came::Blocked { reason: Reason::Forbidden, words: refusal }, false).await?;
+            return Ok(Outcome::Waiting);
+        }
+        let left: Vec<_> = sync.finalizers().iter().filter(|name| *name != FINALIZER).collect();
+        match apply::metadata(&self.api(key), MANAGER, sync, json!({ "finalizers": left })).await {
+            Ok(_) => Ok(Outcome::Done),
+            Err(kube::Error::Api(said)) if said.code == 404 => Ok(Outcome::Done),
+            Err(error) => Err(Error::WriteStatus(error)),
+        }
+    }
+
+    /// Deletes every copy, or takes the mark off it. They are listed anew until there is none left: what a watch shows may
+    /// be the past.
+    async fn release(&self, sync: &ConfigMapSync, owner: &Owner) -> Result<(), Error> {
+        let ours = format!("{OWNER_UID}={}", sync.uid().unwrap_or_default());
+        loop {
+            let mut left = Vec::new();
+            for shard in self.scope.shards() {
+                let api: Api<PartialObjectMeta<ConfigMap>> = match &shard {
+                    Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+                    None => Api::all(self.client.clone()),
+                };
+                let mut page = ListParams::default().labels(&ours).limit(PAGE);
+                loop {
+                    let list = api.list(&page).await.map_err(Error::ListCopies)?;
+                    left.extend(
+                        list.items.iter().filter(|copy| copy.metadata.deletion_timestamp.is_none()).map(Key::of),
+                    );
+                    match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                        Some(token) => page.continue_token = Some(token),
+                        None => break,
+                    }
+                }
+            }
+            if left.is_empty() {
+                return Ok(());
+            }
+            let release = |copy: Key| async move { self.copies.release(owner, &sync.spec, &copy).await };
+            stream::iter(left).map(release).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+        }
+    }
+
+    async fn write(&self, key: &Key, sync: &ConfigMapSync, came: &Came, wrote: bool) -> Result<(), Error> {
+        let now = Time(jiff::Timestamp::now());
+        let generation = sync.metadata.generation.unwrap_or_default();
+        let before = sync.status.as_ref();
+        let status = standing::status(before, came, wrote.then(|| now.clone()), generation, now);
+        if before == Some(&status) {
+            return Ok(());
+        }
+        match apply::status(&self.api(key), MANAGER, sync, &status).await {
+            Ok(written) => self.written.wrote(key, written),
+            Err(kube::Error::Api(said)) if said.code == 404 => return Ok(()),
+            Err(error) => return Err(Error::WriteStatus(error)),
+        };
+        self.tell(sync, before, &status);
+        Ok(())
+    }
+
+    /// An Event for each change of the condition.
+    fn tell(&self, sync: &ConfigMapSync, before: Option<&ConfigMapSyncStatus>, status: &ConfigMapSyncStatus) {
+        let Some(now) = conditions::get(&status.conditions, conditions::READY) else { return };
+        let then = before.and_then(|before| conditions::get(&before.conditions, conditions::READY));
+        if then.is_some_and(|then| then.reason == now.reason && then.message == now.message) {
+            return;
+        }
+        if now.status == "True" || now.reason == Reason::Suspended.to_string() {
+            self.events.normal(sync.object_ref(&()), "Copy", &now.reason, now.message.clone());
+        } else {
+            self.events.warning(sync.object_ref(&()), "Copy", &now.reason, now.message.clone());
+        }
+    }
+}
+
+fn reason(refused: &Refused) -> Reason {
+    match refused {
+        Refused::SpecInvalid(_) => Reason::SpecInvalid,
+        Refused::OutOfScope(_) => Reason::OutOfScope,
+        Refused::DestinationRefused(_) => Reason::DestinationRefused,
+    }
+}
+
+impl Reconciler for ConfigMapSyncs {
+    type Object = ConfigMapSync;
+    type Error = Error;
+
+    async fn reconcile(&self, sync: Arc<ConfigMapSync>) -> Result<Outcome, Error> {
+        let key = Key::of(sync.as_ref());
+        let sync = self.written.newest(&key, sync);
+        let Some(owner) = Owner::of(sync.as_ref()) else { return Ok(Outcome::Done) };
+        let owner = owner.fresh(sync.status.is_none());
+        if sync.meta().deletion_timestamp.is_some() {
+            return self.finish(&key, &sync, &owner).await;
+        }
+        if sync.spec.suspend.unwrap_or_default() {
+            let words = "nothing is copied while spec.suspend is true".into();
+            self.write(&key, &sync, &Came::Blocked { reason: Reason::Suspended, words }, false).await?;
+            return Ok(Outcome::Done);
+        }
+        let sync = self.guard(&key, sync).await?;
+        let Pass { came, wrote, failure } = self.sync(&key, &sync, &owner).await?;
+        self.write(&key, &sync, &came, wrote).await?;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        Ok(match came {
+            Came::Copied { snags, .. } if !snags.is_empty() => Outcome::Waiting,
+            Came::Blocked { reason: Reason::Forbidden, .. } => Outcome::Waiting,
+            // Not all of them at once.
+            _ => Outcome::RequeueAfter(self.resync.mul_f64(rand::random_range(1.0..1.2))),
+        })
+    }
+
+    fn gone(&self, key: &Key) {
+        self.index.forget(key);
+        self.written.forget(key);
+    }
+}

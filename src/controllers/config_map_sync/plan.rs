@@ -1,0 +1,237 @@
+//! Where the copies of one `ConfigMapSync` are to be. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::core::{Selector, SelectorExt};
+
+use crate::api::config_map_sync::ConfigMapSyncSpec;
+use crate::runtime::{Key, Scope};
+
+/// Namespaces that Kubernetes itself lives in.
+const PROTECTED_NAMESPACES: [&str; 3] = ["kube-node-lease", "kube-public", "kube-system"];
+/// `ConfigMap`s that others make or trust, in any namespace: the cluster's certificate authority, and who may enter an EKS
+/// cluster (<https://docs.aws.amazon.com/eks/latest/userguide/auth-configmap.html>).
+const PROTECTED_NAMES: [&str; 3] = ["aws-auth", "kube-root-ca.crt", "openshift-service-ca.crt"];
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The spec says something that cannot be done; an older CRD let it in.
+    #[error("{0}")]
+    SpecInvalid(String),
+    /// It concerns what this operator does not serve.
+    #[error("{0}")]
+    OutOfScope(String),
+    /// Nobody is let write there through the operator.
+    #[error("{0}")]
+    DestinationRefused(String),
+}
+
+/// What one `ConfigMapSync` concerns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// What is copied.
+    pub source: Key,
+    /// Name of the copies.
+    pub name: String,
+    /// Where they are.
+    pub to: Destinations,
+}
+
+/// The namespaces of copies.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Destinations {
+    /// These.
+    Named(BTreeSet<String>),
+    /// Those with these labels, unless Kubernetes lives there, or it would be a copy onto itself.
+    Selected {
+        /// The labels.
+        selector: Selector,
+        /// Also where Kubernetes lives.
+        protected: bool,
+    },
+}
+
+impl Plan {
+    /// What `spec` says. `protected`: copies may be written where Kubernetes itself lives.
+    pub fn of(spec: &ConfigMapSyncSpec, scope: &Scope, protected: bool) -> Result<Self, Refused> {
+        let name = spec.copy_name();
+        if spec.source_namespace.is_empty() || spec.config_map_name.is_empty() {
+            return Err(Refused::SpecInvalid("write sourceNamespace and configMapName: what is to be copied".into()));
+        }
+        for (field, name, dots) in [
+            ("sourceNamespace", &*spec.source_namespace, false),
+            ("destinationNamespace", &*spec.destination_namespace, false),
+            ("configMapName", &*spec.config_map_name, true),
+        ] {
+            if !may_exist(name, dots) {
+                return Err(Refused::SpecInvalid(format!(
+                    "{field}: nothing can be called {name:?}: write lower-case letters, digits and '-'"
+                )));
+            }
+        }
+        let source = Key::new(&spec.source_namespace, &spec.config_map_name);
+        let mut named: BTreeSet<String> = spec.destination_namespaces.iter().cloned().collect();
+        let single = Some(&spec.destination_namespace).filter(|name| !name.is_empty());
+        let given = [single.is_some(), !named.is_empty(), spec.destination_namespace_selector.is_some()];
+        if given.iter().filter(|given| **given).count() != 1 {
+            return Err(Refused::SpecInvalid(
+                "say where to: give one of destinationNamespace, destinationNamespaces and destinationNamespaceSelector"
+                    .into(),
+            ));
+        }
+        named.extend(single.cloned());
+        let outside = |namespace: &String| !scope.covers(namespace);
+        if let Some(namespace) = [&spec.source_namespace].into_iter().chain(&named).find(|namespace| outside(namespace))
+        {
+            return Err(Refused::OutOfScope(format!(
+                "namespace {namespace} is not served: the operator runs with --watch-namespace and without it"
+            )));
+        }
+        if !protected && PROTECTED_NAMES.contains(&name) {
+            return Err(Refused::DestinationRefused(format!(
+                "copies named {name} are refused, because others trust them: give another destinationName, or run the \
+                 operator with --allow-protected-destinations"
+            )));
+        }
+        let to = match &spec.destination_namespace_selector {
+            Some(_) if *scope != Scope::Cluster => {
+                return Err(Refused::OutOfScope(
+                    "destinationNamespaceSelector needs an operator without --watch-namespace: name the namespaces in \
+                     destinationNamespaces"
+                        .into(),
+                ));
+            }
+            Some(selector) => {
+                let selector = Selector::try_from(selector.clone()).map_err(|error| {
+                    Refused::SpecInvalid(format!(
+                        "destinationNamespaceSelector: {error}: write In, NotIn, Exists or DoesNotExist"
+                    ))
+                })?;
+                Destinations::Selected { selector, protected }
+            }
+            None => {
+                let kept = named.iter().find(|namespace| PROTECTED_NAMESPACES.contains(&namespace.as_str()));
+                if let Some(namespace) = kept.filter(|_| !protected) {
+                    return Err(Refused::DestinationRefused(format!(
+                        "copies in {namespace} are refused, because Kubernetes itself lives there: name another \
+                         namespace, or run the operator with --allow-protected-destinations"
+                    )));
+                }
+                if named.contains(&spec.source_namespace) && name == spec.config_map_name {
+                    return Err(Refused::SpecInvalid(
+                        "a ConfigMap cannot be copied onto itself: name another namespace or another destinationName"
+                            .into(),
+                    ));
+                }
+                Destinations::Named(named)
+            }
+        };
+        Ok(Self { source, name: name.into(), to })
+    }
+
+    /// Whether there is to be a copy in this namespace, which has these labels, where they are known.
+    pub fn reaches(&self, namespace: &str, labels: Option<&BTreeMap<String, String>>) -> bool {
+        match &self.to {
+            Destinations::Named(names) => names.contains(namespace),
+            Destinations::Selected { selector, protected } => {
+                labels.is_some_and(|labels| selector.matches(labels))
+                    && (*protected || !PROTECTED_NAMESPACES.contains(&namespace))
+                    && !(*namespace == *self.source.namespace && *self.name == *self.source.name)
+            }
+        }
+    }
+
+    /// Whether it goes by labels.
+    pub fn selects(&self) -> bool {
+        matches!(self.to, Destinations::Selected { .. })
+    }
+}
+
+/// Whether the API lets anything be called that.
+fn may_exist(name: &str, dots: bool) -> bool {
+    name.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || (dots && c == b'.'))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn plan(spec: &Value, scope: &Scope, protected: bool) -> Result<Plan, Refused> {
+        let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });
+        whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        Plan::of(&serde_json::from_value(whole).unwrap(), scope, protected)
+    }
+
+    #[rstest]
+    #[case::one(json!({ "destinationNamespace": "b" }), &["b"])]
+    #[case::several(json!({ "destinationNamespaces": ["b", "d"] }), &["b", "d"])]
+    #[case::itself_under_another_name(json!({ "destinationNamespace": "a", "destinationName": "x" }), &["a"])]
+    #[case::go_writes_empty_strings(json!({ "destinationNamespace": "", "destinationNamespaces": ["b"] }), &["b"])]
+    fn named(#[case] spec: Value, #[case] to: &[&str]) {
+        let plan = plan(&spec, &Scope::Cluster, false).unwrap();
+        assert_eq!(plan.to, Destinations::Named(to.iter().map(ToString::to_string).collect()));
+        for namespace in ["a", "b", "d"] {
+            assert_eq!(plan.reaches(namespace, None), to.contains(&namespace));
+        }
+    }
+
+    #[test]
+    fn selected() {
+        let selector = json!({ "destinationNamespaceSelector": { "matchLabels": { "team": "x" } } });
+        let theirs: BTreeMap<_, _> = [("team".to_owned(), "x".to_owned())].into();
+        for (protected, itself) in [(false, false), (true, true)] {
+            let mut spec = selector.clone();
+            if itself {
+                spec["destinationName"] = "other".into();
+            }
+            let plan = plan(&spec, &Scope::Cluster, protected).unwrap();
+            assert!(plan.reaches("b", Some(&theirs)));
+            assert!(!plan.reaches("b", Some(&BTreeMap::new())) && !plan.reaches("b", None));
+            assert_eq!(plan.reaches("kube-system", Some(&theirs)), protected);
+            assert_eq!(plan.reaches("a", Some(&theirs)), itself);
+        }
+    }
+
+    #[rstest]
+    #[case::nowhere(json!({}), "say where to")]
+    #[case::two_ways(json!({ "destinationNamespace": "b", "destinationNamespaceSelector": {} }), "say where to")]
+    #[case::itself(json!({ "destinationNamespace": "a" }), "onto itself")]
+    #[case::itself_among_others(json!({ "destinationNamespaces": ["b", "a"] }), "onto itself")]
+    #[case::nothing(json!({ "configMapName": "", "destinationNamespace": "b" }), "what is to be copied")]
+    #[case::the_articles_own_words(json!({ "sourceNamespace": "sourceNamespace", "destinationNamespace": "b" }), "write lower-case letters")]
+    #[case::an_operator(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "k", "operator": "Is" }] } }), "write In,")]
+    fn what_cannot_be_done(#[case] spec: Value, #[case] words: &str) {
+        let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
+        assert!(matches!(&refused, Refused::SpecInvalid(said) if said.contains(words)), "{refused:?}");
+    }
+
+    #[rstest]
+    #[case(json!({ "destinationNamespace": "kube-system" }))]
+    #[case(json!({ "destinationNamespaces": ["b", "kube-public"] }))]
+    #[case(json!({ "destinationNamespace": "b", "destinationName": "kube-root-ca.crt" }))]
+    #[case(json!({ "destinationNamespace": "b", "configMapName": "aws-auth" }))]
+    fn where_kubernetes_lives_nothing_is_written_unless_told(#[case] spec: Value) {
+        let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
+        assert!(
+            matches!(&refused, Refused::DestinationRefused(said) if said.contains("--allow-protected")),
+            "{refused:?}"
+        );
+        plan(&spec, &Scope::Cluster, true).unwrap();
+    }
+
+    #[rstest]
+    #[case::the_source(json!({ "sourceNamespace": "z", "destinationNamespace": "b" }), "namespace z")]
+    #[case::a_destination(json!({ "destinationNamespaces": ["b", "z"] }), "namespace z")]
+    #[case::a_selector(json!({ "destinationNamespaceSelector": {} }), "--watch-namespace")]
+    fn what_is_not_served_is_refused(#[case] spec: Value, #[case] words: &str) {
+        let scope = Scope::Namespaces(vec!["a".into(), "b".into()]);
+        let refused = plan(&spec, &scope, false).unwrap_err();
+        assert!(matches!(&refused, Refused::OutOfScope(said) if said.contains(words)), "{refused:?}");
+    }
+}

@@ -1,0 +1,187 @@
+//! The status of a `ConfigMapSync`, from what came of a pass. Pure.
+
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::api::config_map_sync::ConfigMapSyncStatus;
+use crate::runtime::conditions::{self, READY};
+
+/// The reason of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Every copy is as its source.
+    Synced,
+    /// `spec.suspend` is true.
+    Suspended,
+    /// The spec says what cannot be done; an older CRD let it in.
+    SpecInvalid,
+    /// It concerns namespaces that this operator does not serve.
+    OutOfScope,
+    /// Nobody is let write there through the operator.
+    DestinationRefused,
+    /// What is copied would come back to its source.
+    Loop,
+    /// There is no source.
+    SourceNotFound,
+    /// The operator lacks a right.
+    Forbidden,
+    /// There is no such namespace.
+    NamespaceNotFound,
+    /// The namespace is being deleted.
+    NamespaceTerminating,
+    /// The copy is being deleted.
+    Terminating,
+    /// What has the copy's name is not ours.
+    Conflict,
+    /// The namespace's quota is used up.
+    QuotaExceeded,
+    /// The apiserver does not take the copy.
+    Refused,
+    /// The apiserver could not do it; it is tried again.
+    WriteFailed,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 15] = [
+        Self::Synced,
+        Self::Suspended,
+        Self::SpecInvalid,
+        Self::OutOfScope,
+        Self::DestinationRefused,
+        Self::Loop,
+        Self::SourceNotFound,
+        Self::Forbidden,
+        Self::NamespaceNotFound,
+        Self::NamespaceTerminating,
+        Self::Terminating,
+        Self::Conflict,
+        Self::QuotaExceeded,
+        Self::Refused,
+        Self::WriteFailed,
+    ];
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// How many destinations a message names.
+const NAMED: usize = 5;
+
+/// Why one copy is not as its source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snag {
+    /// The destination's namespace.
+    pub namespace: String,
+    /// The condition's reason.
+    pub reason: Reason,
+    /// What is wrong, and what to do.
+    pub words: String,
+}
+
+/// What came of a pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Came {
+    /// Nothing was copied, for one reason.
+    Blocked {
+        /// The condition's reason.
+        reason: Reason,
+        /// What is wrong, and what to do.
+        words: String,
+    },
+    /// The copies were looked at.
+    Copied {
+        /// How many there are to be.
+        destinations: usize,
+        /// Those that are not as the source.
+        snags: Vec<Snag>,
+    },
+}
+
+/// The status after a pass that wrote something at `wrote`, if it did.
+pub fn status(
+    before: Option<&ConfigMapSyncStatus>,
+    came: &Came,
+    wrote: Option<Time>,
+    generation: i64,
+    now: Time,
+) -> ConfigMapSyncStatus {
+    let mut status = before.cloned().unwrap_or_default();
+    status.observed_generation = Some(generation);
+    if wrote.is_some() {
+        status.last_sync_time = wrote;
+    }
+    let (well, reason, message) = match came {
+        Came::Blocked { reason, words } => (false, *reason, words.clone()),
+        Came::Copied { destinations, snags } => {
+            let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+            status.destinations = Some(count(*destinations));
+            status.copies = Some(count(destinations - snags.len()));
+            match snags.first() {
+                None => (true, Reason::Synced, well(*destinations)),
+                Some(first) => (false, first.reason, ill(*destinations, snags)),
+            }
+        }
+    };
+    conditions::set(&mut status.conditions, READY, well, &reason.to_string(), &message, generation, now);
+    status
+}
+
+fn well(destinations: usize) -> String {
+    match destinations {
+        0 => "no namespace is to have a copy".into(),
+        1 => "the copy is as its source".into(),
+        several => format!("{several} copies are as their source"),
+    }
+}
+
+/// Each with its own words, as far as there is room.
+fn ill(destinations: usize, snags: &[Snag]) -> String {
+    let named = snags.iter().take(NAMED).map(|snag| format!("{}: {}: {}", snag.namespace, snag.reason, snag.words));
+    let named = named.collect::<Vec<_>>().join("; ");
+    let rest = snags.len().saturating_sub(NAMED);
+    let more = if rest == 0 { String::new() } else { format!("; and {rest} more") };
+    format!("{} of {destinations} copies not as the source: {named}{more}", snags.len())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    fn at(second: i64) -> Time {
+        Time(jiff::Timestamp::from_second(second).unwrap())
+    }
+
+    fn snag(namespace: &str) -> Snag {
+        Snag { namespace: namespace.into(), reason: Reason::QuotaExceeded, words: "full".into() }
+    }
+
+    #[test]
+    fn the_time_moves_with_a_write_only() {
+        let came = Came::Copied { destinations: 2, snags: vec![] };
+        let first = status(None, &came, Some(at(1)), 1, at(1));
+        assert_eq!((first.last_sync_time.clone(), first.copies), (Some(at(1)), Some(2)));
+        assert_eq!(status(Some(&first), &came, None, 1, at(2)), first);
+        let blocked = Came::Blocked { reason: Reason::SourceNotFound, words: "no".into() };
+        let second = status(Some(&first), &blocked, None, 1, at(3));
+        assert_eq!((second.last_sync_time, second.copies), (Some(at(1)), Some(2)), "the copies stay");
+        assert_eq!(second.conditions[0].status, "False");
+    }
+
+    #[test]
+    fn the_condition_names_those_that_are_not_served() {
+        let came = Came::Copied { destinations: 3, snags: vec![snag("b")] };
+        let condition = &status(None, &came, None, 1, at(1)).conditions[0];
+        assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "QuotaExceeded"));
+        assert_eq!(condition.message, "1 of 3 copies not as the source: b: QuotaExceeded: full");
+        let many: Vec<_> = (0..200).map(|number| snag(&format!("n{number}"))).collect();
+        let condition = &status(None, &Came::Copied { destinations: 200, snags: many }, None, 1, at(1)).conditions[0];
+        assert!(condition.message.ends_with("n4: QuotaExceeded: full; and 195 more"), "{}", condition.message);
+    }
+}

@@ -1,0 +1,149 @@
+//! What is copied, and what is put right.
+
+use rstest::rstest;
+
+use super::*;
+
+#[tokio::test]
+async fn a_source_that_is_made_edited_and_deleted() {
+    let shop = Shop::shared("copy").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+
+    shop.sync("s", json!({ "destinationNamespace": far })).await;
+    let words = shop.reads("s", "SourceNotFound").await;
+    assert!(words.contains(&format!("{here}/settings")), "{words}");
+
+    shop.map(&here, "settings", json!({ "data": { "a": "1", "b": "2" }, "binaryData": { "c": "AAEC" } })).await;
+    let copy = shop.copied(&far, "settings", json!({ "a": "1", "b": "2" })).await;
+    assert_eq!(copy.binary_data.unwrap()["c"].0, [0, 1, 2]);
+    shop.reads("s", "Synced").await;
+    let status = shop.bed.api::<ConfigMapSync>().get("s").await.unwrap().status.unwrap();
+    assert_eq!((status.copies, status.destinations), (Some(1), Some(1)));
+    let first = status.last_sync_time.unwrap();
+    shop.rests("s").await;
+    let status = shop.bed.api::<ConfigMapSync>().get("s").await.unwrap().status.unwrap();
+    assert_eq!(status.last_sync_time, Some(first.clone()), "it moves with a write only");
+
+    shop.edit(&here, "settings", json!({ "data": { "a": "x", "b": null, "d": "" }, "binaryData": null })).await;
+    let copy = shop.copied(&far, "settings", json!({ "a": "x", "d": "" })).await;
+    assert_eq!(copy.binary_data, None);
+    shop.bed
+        .until("s", "tells of the write", |sync: &ConfigMapSync| {
+            sync.status.as_ref().and_then(|status| status.last_sync_time.clone()) > Some(first.clone())
+        })
+        .await;
+    shop.rests("s").await;
+
+    shop.drop(&here, "settings").await;
+    shop.reads("s", "SourceNotFound").await;
+    assert_eq!(version(&shop.copied(&far, "settings", json!({ "a": "x", "d": "" })).await), version(&copy));
+}
+
+#[tokio::test]
+async fn an_edited_copy_is_put_right() {
+    let shop = Shop::shared("drift").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    let data = json!({ "a": "1", "b": "2" });
+    let labels = json!({ "team": "x", "tier": "1" });
+    shop.map(
+        &here,
+        "settings",
+        json!({ "metadata": { "labels": labels }, "data": data, "binaryData": { "c": "AAEC" } }),
+    )
+    .await;
+    shop.sync("s", json!({ "destinationNamespace": far, "copyLabels": true })).await;
+    shop.copied(&far, "settings", data.clone()).await;
+    let uid = shop.bed.api::<ConfigMapSync>().get("s").await.unwrap().uid().unwrap();
+    for patch in [
+        json!({ "data": { "a": "edited" } }),
+        json!({ "data": { "more": "x" } }),
+        json!({ "data": { "b": null } }),
+        json!({ "data": null }),
+        json!({ "binaryData": { "c": "AAEE" } }),
+        json!({ "binaryData": null }),
+        json!({ "metadata": { "labels": { "team": "y" } } }),
+        json!({ "metadata": { "labels": { "tier": null } } }),
+        json!({ "metadata": { "labels": { "other": "z" } } }),
+        json!({ "metadata": { "annotations": { "quartermaster.dev/owner": null } } }),
+    ] {
+        let edited = shop.edit(&far, "settings", patch.clone()).await;
+        let right = |map: &ConfigMap| {
+            version(map) != version(&edited)
+                && serde_json::to_value(&map.data).unwrap() == data
+                && map.binary_data.as_ref().is_some_and(|data| data["c"].0 == [0, 1, 2])
+                && map.labels().len() == 3
+                && map.labels()["team"] == "x"
+                && map.labels()["tier"] == "1"
+                && map.labels()["quartermaster.dev/owner-uid"] == uid
+                && map.annotations()["quartermaster.dev/owner"] == format!("{here}/s")
+        };
+        shop.until(&far, "settings", &format!("is right after {patch}"), right).await;
+    }
+    shop.drop(&far, "settings").await;
+    shop.copied(&far, "settings", data.clone()).await;
+    shop.reads("s", "Synced").await;
+    shop.rests("s").await;
+
+    // What is not copied is nobody's business here.
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "copyLabels": null } })).await;
+    shop.reads("s", "Synced").await;
+    let labelled = shop.edit(&far, "settings", json!({ "metadata": { "labels": { "theirs": "x" } } })).await;
+    shop.rests("s").await;
+    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&labelled));
+}
+
+#[tokio::test]
+async fn annotations_are_copied_on_request_and_what_kubectl_keeps_is_not() {
+    let shop = Shop::shared("notes").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let manifest =
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings, annotations: {note: x}}\ndata: {a: '1'}\n";
+    shop.bed.plane.run_kubectl(&["-n", &shop.bed.namespace, "apply", "-f", "-"], manifest).await.unwrap();
+    shop.sync("s", json!({ "destinationNamespace": far, "destinationName": "other", "copyAnnotations": true })).await;
+    let copy = shop.copied(&far, "other", json!({ "a": "1" })).await;
+    let names: Vec<_> = copy.annotations().keys().map(String::as_str).collect();
+    assert_eq!(names, ["note", "quartermaster.dev/owner"]);
+    assert!(shop.maps(&far).get_opt("settings").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn an_immutable_source_that_is_replaced_has_its_copy_replaced() {
+    let shop = Shop::shared("immutable").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    shop.map(&here, "settings", json!({ "data": { "a": "1" }, "immutable": true })).await;
+    shop.sync("s", json!({ "destinationNamespace": far })).await;
+    let first = shop.copied(&far, "settings", json!({ "a": "1" })).await;
+    assert_eq!(first.immutable, Some(true));
+    shop.drop(&here, "settings").await;
+    shop.map(&here, "settings", json!({ "data": { "a": "2" }, "immutable": true })).await;
+    let second = shop.copied(&far, "settings", json!({ "a": "2" })).await;
+    assert_eq!((second.immutable, second.uid() == first.uid()), (Some(true), false));
+    shop.drop(&here, "settings").await;
+    shop.map(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.until(&far, "settings", "may be edited", |map| map.immutable != Some(true)).await;
+    shop.reads("s", "Synced").await;
+    shop.rests("s").await;
+}
+
+#[rstest]
+#[case::text("data", "x".repeat(1024 * 1024 - 64))]
+#[case::bytes("binaryData", "AAAA".repeat((1024 * 1024 - 64) / 3))]
+#[tokio::test]
+async fn a_value_of_nearly_a_mebibyte(#[case] field: &str, #[case] value: String) {
+    let shop = Shop::shared("large").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    shop.sync("s", json!({ "destinationNamespace": far })).await;
+    let source = shop.map(&here, "settings", json!({ field: { "large": value } })).await;
+    let same = |map: &ConfigMap| map.data == source.data && map.binary_data == source.binary_data;
+    shop.until(&far, "settings", "is as large", same).await;
+    shop.reads("s", "Synced").await;
+}

@@ -1,0 +1,159 @@
+//! `ConfigMapSync`: what is copied, what is put right, what is left alone.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::ResourceExt;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use quartermaster::api::ConfigMapSync;
+use serde_json::{Value, json};
+use testbed::wait::until;
+
+use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
+
+mod content;
+mod crowd;
+mod namespaces;
+mod owners;
+mod refused;
+
+/// A test's namespaces: that of the syncs and of the source, and others.
+pub struct Shop {
+    pub bed: Bed,
+}
+
+impl Shop {
+    /// On the control plane that tests share.
+    pub async fn shared(name: &str) -> Self {
+        Self { bed: Bed::shared(name).await }
+    }
+
+    /// Name of another namespace of this test.
+    pub fn far(&self, name: &str) -> String {
+        format!("{}-{name}", self.bed.namespace)
+    }
+
+    /// Makes another namespace.
+    pub async fn open(&self, name: &str, labels: Value) -> String {
+        let name = self.far(name);
+        let object = json!({ "metadata": { "name": name, "labels": labels } });
+        let object: Namespace = serde_json::from_value(object).unwrap();
+        Api::all(self.bed.client.clone()).create(&PostParams::default(), &object).await.unwrap();
+        name
+    }
+
+    /// An operator for the test's own namespace and these others.
+    pub async fn operator(&self, others: &[&str]) -> Operator {
+        let settings = others.iter().fold(Settings::default(), |settings, name| {
+            settings.flag(&format!("--watch-namespace={},{}", self.bed.namespace, self.far(name)))
+        });
+        Operator::start(&self.bed, settings).await
+    }
+
+    /// The `ConfigMap`s of a namespace.
+    pub fn maps(&self, namespace: &str) -> Api<ConfigMap> {
+        Api::namespaced(self.bed.client.clone(), namespace)
+    }
+
+    /// A `ConfigMap`, given all but its name.
+    pub async fn map(&self, namespace: &str, name: &str, mut rest: Value) -> ConfigMap {
+        rest["metadata"]["name"] = name.into();
+        self.maps(namespace).create(&PostParams::default(), &serde_json::from_value(rest).unwrap()).await.unwrap()
+    }
+
+    /// Merges a patch into a `ConfigMap`.
+    pub async fn edit(&self, namespace: &str, name: &str, patch: Value) -> ConfigMap {
+        self.maps(namespace).patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap()
+    }
+
+    /// Deletes a `ConfigMap`.
+    pub async fn drop(&self, namespace: &str, name: &str) {
+        self.maps(namespace).delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// A sync of `settings` from the test's own namespace.
+    pub async fn sync(&self, name: &str, mut spec: Value) -> ConfigMapSync {
+        for (field, value) in [("sourceNamespace", &*self.bed.namespace), ("configMapName", "settings")] {
+            if spec[field].is_null() {
+                spec[field] = value.into();
+            }
+        }
+        self.bed.create(name, json!({ "spec": spec })).await
+    }
+
+    /// Waits until a `ConfigMap` is as `look` wants it.
+    pub async fn until(&self, namespace: &str, name: &str, what: &str, look: impl Fn(&ConfigMap) -> bool) -> ConfigMap {
+        let maps = self.maps(namespace);
+        let found = until(format!("{namespace}/{name} {what}"), SOON, async || {
+            Ok(maps.get_opt(name).await?.filter(|map| look(map)))
+        });
+        found.await.unwrap()
+    }
+
+    /// Waits until a copy has exactly this data.
+    pub async fn copied(&self, namespace: &str, name: &str, data: Value) -> ConfigMap {
+        let wanted = serde_json::from_value(data.clone()).unwrap();
+        self.until(namespace, name, &format!("has {data}"), |map| map.data.clone().unwrap_or_default() == wanted).await
+    }
+
+    /// Waits until there is no such `ConfigMap`.
+    pub async fn gone(&self, namespace: &str, name: &str) {
+        let maps = self.maps(namespace);
+        until(format!("{namespace}/{name} is gone"), SOON, async || {
+            let there = maps.get_opt(name).await?;
+            Ok(there.is_none_or(|map| map.metadata.deletion_timestamp.is_some()).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Waits until the condition of a sync has this reason; gives its words.
+    pub async fn reads(&self, sync: &str, reason: &str) -> String {
+        let ready = |sync: &ConfigMapSync| {
+            let status = sync.status.as_ref()?;
+            let fits = status.observed_generation == sync.metadata.generation;
+            status.conditions.first().filter(|condition| fits && condition.reason == reason).cloned()
+        };
+        let found = self.bed.until(sync, reason, |sync: &ConfigMapSync| ready(sync).is_some()).await;
+        ready(&found).unwrap().message
+    }
+}
+
+/// The resourceVersion, which every write moves.
+pub fn version(object: &impl ResourceExt) -> String {
+    object.resource_version().unwrap()
+}
+
+impl Shop {
+    /// Has passes run over a sync, and sees to it that none of them writes anything. Passes of one object come one after the
+    /// other: when the second looks at the source, the first has written what it had to write.
+    pub async fn rests(&self, sync: &str) {
+        let audit = self.bed.plane.audit();
+        let mark = audit.mark().await.unwrap();
+        let ours = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+        for _ in 0..2 {
+            let round = audit.mark().await.unwrap();
+            let at = uuid::Uuid::new_v4().to_string();
+            let patch = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": at } } });
+            let asked: ConfigMapSync = self.bed.patch(sync, patch).await;
+            let (namespace, name) = (&asked.spec.source_namespace, &asked.spec.config_map_name);
+            until(format!("a pass over {sync}"), SOON, async || {
+                let requests = audit.requests(round).await?;
+                let looked = requests
+                    .iter()
+                    .map(|request| &request.subject)
+                    .any(|it| it.user == ours && it.verb == "get" && it.namespace == *namespace && it.name == *name);
+                Ok(looked.then_some(()))
+            })
+            .await
+            .unwrap();
+        }
+        let requests = audit.requests(mark).await.unwrap();
+        let writes: Vec<_> = requests
+            .iter()
+            .map(|request| &request.subject)
+            .filter(|it| it.user == ours && it.is_write() && it.namespace.starts_with(&self.bed.namespace))
+            // Written beside the passes: that of an earlier one may come late.
+            .filter(|it| it.resource != "events")
+            .collect();
+        assert!(writes.is_empty(), "{writes:?}");
+    }
+}

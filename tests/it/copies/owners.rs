@@ -1,0 +1,194 @@
+//! Whose a copy is: what is not ours is never touched.
+
+use super::*;
+
+const MARK: &str = "quartermaster.dev/owner-uid";
+
+#[tokio::test]
+async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
+    let shop = Shop::shared("foreign").await;
+    let far = shop.open("far", json!({})).await;
+    let operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    let theirs = shop.map(&far, "settings", json!({ "data": { "their": "own" } })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("s", json!({ "destinationNamespace": far })).await;
+    let words = shop.reads("s", "Conflict").await;
+    let command = format!("kubectl annotate configmaps settings -n {far} quartermaster.dev/adopt-by={here}/s");
+    assert!(words.ends_with(&command), "{words}");
+    // Whatever comes to pass: its source and itself are edited, the sync is changed, the operator starts anew.
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.rests("s").await;
+    let edited = shop.edit(&far, "settings", json!({ "data": { "their": "new" } })).await;
+    shop.rests("s").await;
+    assert_eq!(edited.uid(), theirs.uid());
+    drop(operator);
+    let _operator = shop.operator(&["far"]).await;
+    shop.rests("s").await;
+    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&edited));
+
+    // The words are a command that works.
+    let arguments: Vec<_> = command.split(' ').skip(1).collect();
+    shop.bed.plane.run_kubectl(&arguments, "").await.unwrap();
+    let copy = shop.copied(&far, "settings", json!({ "a": "2" })).await;
+    assert!(copy.uid() == theirs.uid() && !copy.annotations().contains_key("quartermaster.dev/adopt-by"));
+    shop.reads("s", "Synced").await;
+    shop.rests("s").await;
+
+    // Without the label nothing proves that it is ours: the annotation does not.
+    let stripped = shop.edit(&far, "settings", json!({ "metadata": { "labels": { MARK: null } } })).await;
+    shop.reads("s", "Conflict").await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "3" } })).await;
+    shop.rests("s").await;
+    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&stripped));
+    // Nor is it deleted with the sync.
+    shop.bed.delete::<ConfigMapSync>("s").await;
+    until("the sync is gone", SOON, async || {
+        Ok(shop.bed.api::<ConfigMapSync>().get_opt("s").await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&stripped));
+}
+
+#[tokio::test]
+async fn a_foreign_one_that_appears_after_its_sync_is_left_alone_too() {
+    let shop = Shop::shared("later").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    shop.sync("s", json!({ "destinationNamespace": far })).await;
+    shop.reads("s", "SourceNotFound").await;
+    let theirs = shop.map(&far, "settings", json!({ "data": { "their": "own" } })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.reads("s", "Conflict").await;
+    shop.rests("s").await;
+    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&theirs));
+    // Once it is gone its place is taken, at once: its going is seen.
+    shop.drop(&far, "settings").await;
+    shop.copied(&far, "settings", json!({ "a": "1" })).await;
+}
+
+#[tokio::test]
+async fn of_two_syncs_the_first_keeps_the_copy() {
+    let shop = Shop::shared("two").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    shop.map(&here, "settings", json!({ "data": { "a": "first" } })).await;
+    shop.map(&here, "others", json!({ "data": { "a": "second" } })).await;
+    shop.sync("first", json!({ "destinationNamespace": far })).await;
+    let copy = shop.copied(&far, "settings", json!({ "a": "first" })).await;
+    shop.sync(
+        "second",
+        json!({ "configMapName": "others", "destinationName": "settings", "destinationNamespace": far }),
+    )
+    .await;
+    let words = shop.reads("second", "Conflict").await;
+    assert!(words.contains(&format!("belongs to ConfigMapSync {here}/first")), "{words}");
+    shop.rests("second").await;
+    assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&copy));
+    // The second takes over once the first is gone.
+    shop.bed.delete::<ConfigMapSync>("first").await;
+    shop.copied(&far, "settings", json!({ "a": "second" })).await;
+    shop.reads("second", "Synced").await;
+}
+
+#[tokio::test]
+async fn a_chain_works_and_a_loop_does_not_spin() {
+    let shop = Shop::shared("chain").await;
+    let (b, c) = (shop.open("b", json!({})).await, shop.open("c", json!({})).await);
+    let _operator = shop.operator(&["b", "c"]).await;
+    let here = shop.bed.namespace.clone();
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("ab", json!({ "destinationNamespace": b })).await;
+    shop.copied(&b, "settings", json!({ "a": "1" })).await;
+    shop.sync("bc", json!({ "sourceNamespace": b, "destinationNamespace": c })).await;
+    shop.copied(&c, "settings", json!({ "a": "1" })).await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.copied(&c, "settings", json!({ "a": "2" })).await;
+
+    // Handed over, so that nothing but the rule against loops keeps it from being written.
+    let adopt = json!({ "metadata": { "annotations": { "quartermaster.dev/adopt-by": format!("{here}/ca") } } });
+    shop.edit(&here, "settings", adopt).await;
+    // The order of creation is told by the second.
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    shop.sync("ca", json!({ "sourceNamespace": c, "destinationNamespace": here })).await;
+    let words = shop.reads("ca", "Loop").await;
+    assert!(words.contains(&format!("{here}/ab")), "{words}");
+    let source = shop.edit(&here, "settings", json!({ "data": { "a": "3" } })).await;
+    shop.copied(&c, "settings", json!({ "a": "3" })).await;
+    shop.rests("ab").await;
+    assert_eq!(version(&shop.maps(&here).get("settings").await.unwrap()), version(&source));
+    // Opened elsewhere, it is let go on.
+    shop.bed.delete::<ConfigMapSync>("ab").await;
+    shop.reads("ca", "Synced").await;
+}
+
+#[tokio::test]
+async fn one_that_comes_back_from_a_backup_is_taken_back() {
+    let shop = Shop::shared("restored").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    let marks = json!({ "labels": { MARK: uuid::Uuid::new_v4().to_string() }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
+    let restored = shop.map(&far, "settings", json!({ "metadata": marks, "data": { "a": "old" } })).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    let sync = shop.sync("s", json!({ "destinationNamespace": far })).await;
+    let copy = shop.copied(&far, "settings", json!({ "a": "1" })).await;
+    assert_eq!((copy.uid(), &copy.labels()[MARK]), (restored.uid(), &sync.uid().unwrap()));
+}
+
+#[tokio::test]
+async fn in_its_own_namespace_either_mark_proves() {
+    let shop = Shop::shared("near").await;
+    let _operator = shop.operator(&[]).await;
+    let here = shop.bed.namespace.clone();
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("s", json!({ "destinationNamespace": here, "destinationName": "copy" })).await;
+    let copy = shop.copied(&here, "copy", json!({ "a": "1" })).await;
+    assert_eq!(copy.owner_references().len(), 1);
+    for patch in [json!({ "labels": { MARK: null } }), json!({ "ownerReferences": null })] {
+        shop.edit(&here, "copy", json!({ "metadata": patch })).await;
+        let whole = |map: &ConfigMap| map.labels().contains_key(MARK) && map.owner_references().len() == 1;
+        shop.until(&here, "copy", "has both marks", whole).await;
+    }
+    let stripped =
+        shop.edit(&here, "copy", json!({ "metadata": { "labels": { MARK: null }, "ownerReferences": null } })).await;
+    shop.reads("s", "Conflict").await;
+    shop.rests("s").await;
+    assert_eq!(version(&shop.maps(&here).get("copy").await.unwrap()), version(&stripped));
+}
+
+#[tokio::test]
+async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
+    let shop = Shop::shared("policy").await;
+    let (b, c) = (shop.open("b", json!({})).await, shop.open("c", json!({})).await);
+    let _operator = shop.operator(&["b", "c"]).await;
+    let here = shop.bed.namespace.clone();
+    let data = json!({ "a": "1" });
+    shop.map(&here, "settings", json!({ "data": data })).await;
+    shop.sync("s", json!({ "destinationNamespaces": [b, c] })).await;
+    shop.copied(&b, "settings", data.clone()).await;
+    shop.copied(&c, "settings", data.clone()).await;
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [c] } })).await;
+    shop.gone(&b, "settings").await;
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "renamed" } })).await;
+    shop.copied(&c, "renamed", data.clone()).await;
+    shop.gone(&c, "settings").await;
+
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "deletionPolicy": "Orphan", "suspend": true } })).await;
+    shop.reads("s", "Suspended").await;
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.bed.delete::<ConfigMapSync>("s").await;
+    let let_go = |map: &ConfigMap| {
+        !map.labels().contains_key(MARK) && !map.annotations().contains_key("quartermaster.dev/owner")
+    };
+    let copy = shop.until(&c, "renamed", "is let go", let_go).await;
+    assert_eq!(serde_json::to_value(copy.data).unwrap(), data, "nothing is copied while it is suspended");
+    until("the sync is gone", SOON, async || {
+        Ok(shop.bed.api::<ConfigMapSync>().get_opt("s").await?.is_none().then_some(()))
+    })
+    .await
+    .unwrap();
+}

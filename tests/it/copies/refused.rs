@@ -1,0 +1,94 @@
+//! What cannot be copied, and who says so: others are served all the same.
+
+use super::*;
+
+#[tokio::test]
+async fn a_quota_in_one_namespace_holds_up_no_other() {
+    let shop = Shop::shared("quota").await;
+    let (full, free) = (shop.open("full", json!({})).await, shop.open("free", json!({})).await);
+    let quota = json!({ "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "q", "namespace": full },
+        "spec": { "hard": { "count/configmaps": "0" } } });
+    shop.bed.plane.run_kubectl(&["apply", "-f", "-"], &quota.to_string()).await.unwrap();
+    until("the quota counts", SOON, async || {
+        let used = ["-n", &full, "get", "quota", "q", "-o", "jsonpath={.status.used}"];
+        Ok(shop.bed.plane.run_kubectl(&used, "").await?.contains("count/configmaps").then_some(()))
+    })
+    .await
+    .unwrap();
+    let _operator = shop.operator(&["full", "free"]).await;
+    shop.map(&shop.bed.namespace, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("s", json!({ "destinationNamespaces": [full, free] })).await;
+    shop.copied(&free, "settings", json!({ "a": "1" })).await;
+    let words = shop.reads("s", "QuotaExceeded").await;
+    assert!(words.starts_with(&format!("1 of 2 copies not as the source: {full}: QuotaExceeded")), "{words}");
+    assert!(words.contains("exceeded quota: q"), "the apiserver's own words: {words}");
+    shop.edit(&shop.bed.namespace, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.copied(&free, "settings", json!({ "a": "2" })).await;
+    shop.bed.plane.run_kubectl(&["-n", &full, "delete", "quota", "q"], "").await.unwrap();
+    shop.copied(&full, "settings", json!({ "a": "2" })).await;
+    shop.reads("s", "Synced").await;
+}
+
+/// The article's sample, whose field names are spelled with capitals against its own types.
+const SAMPLE: &str = r#"apiVersion: apps.bixbite.io/v1
+kind: ConfigMapSync
+metadata:
+  labels:
+    app.kubernetes.io/name: configmapsync
+    app.kubernetes.io/instance: configmapsync-sample
+    app.kubernetes.io/part-of: configmapsync
+    app.kubernetes.io/managed-by: kustomize
+    app.kubernetes.io/created-by: configmapsync
+  name: configmapsync-sample
+spec:
+  SourceNamespace: "sourceNamespace"
+  DestinationNamespace: "destinationNamespace"
+  ConfigMapName: "configMapName"
+"#;
+
+#[tokio::test]
+async fn the_articles_sample() {
+    let shop = Shop::shared("article").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    let apply = async |manifest: &str| shop.bed.plane.run_kubectl(&["-n", &here, "apply", "-f", "-"], manifest).await;
+    let refused = format!("{:#}", apply(SAMPLE).await.unwrap_err());
+    for field in ["SourceNamespace", "DestinationNamespace", "ConfigMapName"] {
+        assert!(refused.contains(&format!("unknown field \"spec.{field}\"")), "{refused}");
+    }
+    let mended = SAMPLE
+        .replace("SourceN", "sourceN")
+        .replace("DestinationN", "destinationN")
+        .replace("ConfigMapName:", "configMapName:");
+    apply(&mended).await.unwrap();
+    let words = shop.reads("configmapsync-sample", "SpecInvalid").await;
+    assert!(words.contains("sourceNamespace") && words.contains("lower-case"), "{words}");
+    let real = mended
+        .replace("\"sourceNamespace\"", &here)
+        .replace("\"destinationNamespace\"", &far)
+        .replace("\"configMapName\"", "settings");
+    apply(&real).await.unwrap();
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.copied(&far, "settings", json!({ "a": "1" })).await;
+    let columns = shop.bed.kubectl(&["get", "cmsync"]).await;
+    let columns = columns.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        columns.starts_with("NAME SOURCE CONFIGMAP COPIES READY REASON LAST-SYNC AGE configmapsync-sample"),
+        "{columns}"
+    );
+}
+
+#[tokio::test]
+async fn what_lies_outside_and_what_kubernetes_lives_in_is_refused() {
+    let shop = Shop::shared("outside").await;
+    let _operator = shop.operator(&[]).await;
+    for (name, spec, reason, words) in [
+        ("out", json!({ "destinationNamespace": "elsewhere" }), "OutOfScope", "namespace elsewhere"),
+        ("selector", json!({ "destinationNamespaceSelector": {} }), "OutOfScope", "--watch-namespace"),
+    ] {
+        shop.sync(name, spec).await;
+        let said = shop.reads(name, reason).await;
+        assert!(said.contains(words), "{said}");
+    }
+}
