@@ -219,6 +219,27 @@ where
         Err(Trouble::Going(what::<K>(&key)))
     }
 
+    /// Takes from others what they put at `path`, in the form of `managedFields`, of a child that is the owner's, so that the
+    /// next [`Children::settle`] takes it away: a list of ours in which nothing of theirs can stand. Whether there was any.
+    ///
+    /// # Errors
+    /// When it could not be read or written.
+    pub async fn reclaim(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        lives: impl Fn(&str) -> bool + Sync,
+        path: &[&str],
+    ) -> Result<bool, Trouble> {
+        let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
+        let live = Self::sent(key, api.get_opt(&key.name).await)?;
+        let Some(live) = live.filter(|live| owner.claim(live.meta(), &lives) == Claim::Ours) else { return Ok(false) };
+        let managed = live.meta().managed_fields.as_deref().unwrap_or_default();
+        let Some(managed) = managed_fields::reclaimed(managed, self.manager, path) else { return Ok(false) };
+        Self::sent(key, apply::metadata(&api, self.manager, &live, json!({ "managedFields": managed })).await)?;
+        Ok(true)
+    }
+
     /// Has there be no such child of the owner's; whether it was deleted now. Unless it is watched, having its label, it is
     /// looked for only if `unmarked` ones are meant too, and then once.
     ///

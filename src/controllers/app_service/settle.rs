@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::ContainerPort;
+use k8s_openapi::api::core::v1::{ContainerPort, Service};
 use kube::{Api, Resource};
 
 use super::standing::{Rollout, SUSPENDED};
@@ -20,6 +20,10 @@ use crate::runtime::reconciler::{Class, Failure, Outcome};
 const AUTOSCALING_OFF: &str = "AutoscalingOff";
 /// How many Pods run, in the form of `managedFields`.
 const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
+
+/// The ports of a Service, in that form. Whoever gives one of them another number leaves one beside it that has its name:
+/// both cannot stand, and so it is with a container's.
+const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
 
 /// What is kept of a Deployment.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -66,6 +70,9 @@ impl fmt::Display for Problem {
             | Self::Forbidden(words)
             | Self::Rejected(words)
             | Self::Deleting(words) => f.write_str(words),
+            Self::Unwritten(Trouble::Api { what, error: kube::Error::Api(said) }) => {
+                write!(f, "{what} could not be read or written: {}", said.message)
+            }
             Self::Unwritten(trouble) => trouble.fmt(f),
         }
     }
@@ -122,6 +129,15 @@ fn is_taken(said: &kube::core::Status) -> bool {
         || said.message.contains("failed to allocate a nodePort")
 }
 
+/// Whether the apiserver does not take it; of two equal ports on the nodes it says so with a 500.
+fn is_refused(trouble: &Trouble) -> bool {
+    match trouble {
+        Trouble::Refused { .. } => true,
+        Trouble::Api { error: kube::Error::Api(said), .. } => said.message.starts_with("duplicate nodePort"),
+        _ => false,
+    }
+}
+
 impl Running {
     /// What the Deployment says.
     pub fn of(deployment: &Deployment) -> Self {
@@ -157,7 +173,7 @@ impl AppServices {
         let lives = |uid: &str| self.lives(uid);
         let service = async {
             match build::service(app) {
-                Some(service) => self.services.settle(owner, service, lives, &[]).await.map(drop),
+                Some(service) => self.service(owner, key, service).await,
                 // The original program's may be there without our label.
                 None => self.services.remove(owner, key, lives, true).await.map(drop),
             }
@@ -196,13 +212,13 @@ impl AppServices {
                 let note = format!("autoscaling is off: {ran} Pods were wanted, and spec.size is {}", app.size);
                 self.events.normal(object.object_ref(&()), "Scale", AUTOSCALING_OFF, note);
             }
-            return self.deployment(owner, app, running.as_ref(), Some(app.size)).await;
+            return self.deployment(owner, key, app, running.as_ref(), Some(app.size)).await;
         };
         // A new one begins with what was written, within the bounds.
         let (min, max) =
             autoscaler.spec.as_ref().map_or((1, 1), |spec| (spec.min_replicas.unwrap_or(1), spec.max_replicas));
         let begins = running.is_none().then(|| app.size.max(min).min(max));
-        self.deployment(owner, app, running.as_ref(), begins).await?;
+        self.deployment(owner, key, app, running.as_ref(), begins).await?;
         self.autoscalers.settle(owner, autoscaler, lives, &[]).await.map(drop)
     }
 
@@ -228,6 +244,7 @@ impl AppServices {
     async fn deployment(
         &self,
         owner: &Owner,
+        key: &Key,
         app: &App<'_>,
         running: Option<&Running>,
         replicas: Option<i32>,
@@ -246,6 +263,37 @@ impl AppServices {
             left.push(&container_ports);
         }
         let deployment = build::deployment(app, replicas, ports);
-        self.deployments.settle(owner, deployment, lives, &left).await.map(drop)
+        let settled = self.deployments.settle(owner, deployment.clone(), lives, &left).await;
+        match settled {
+            Err(trouble)
+                if is_refused(&trouble) && self.deployments.reclaim(owner, key, lives, &container_ports).await? =>
+            {
+                self.deployments.settle(owner, deployment, lives, &left).await.map(drop)
+            }
+            settled => settled.map(drop),
+        }
+    }
+
+    /// The Service. A port on the nodes that is no longer given stays what it is, whatever else is changed of its port: the
+    /// apiserver keeps it for the name alone.
+    async fn service(&self, owner: &Owner, key: &Key, service: Service) -> Result<(), Trouble> {
+        let lives = |uid: &str| self.lives(uid);
+        let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+        let chosen: Vec<_> = ports
+            .filter(|port| port.node_port.is_none())
+            .map(|port| {
+                let protocol = port.protocol.as_deref().unwrap_or("TCP");
+                format!("k:{{\"port\":{},\"protocol\":\"{protocol}\"}}", port.port)
+            })
+            .collect();
+        let left: Vec<_> = chosen.iter().map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat()).collect();
+        let left: Vec<_> = left.iter().map(Vec::as_slice).collect();
+        let settled = self.services.settle(owner, service.clone(), lives, &left).await;
+        match settled {
+            Err(trouble) if is_refused(&trouble) && self.services.reclaim(owner, key, lives, SERVICE_PORTS).await? => {
+                self.services.settle(owner, service, lives, &left).await.map(drop)
+            }
+            settled => settled.map(drop),
+        }
     }
 }
