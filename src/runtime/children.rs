@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use kube::core::NamespaceResourceScope;
+use kube::core::{NamespaceResourceScope, Status};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
@@ -77,7 +77,7 @@ pub enum Trouble {
         /// The child.
         what: String,
         /// The answer.
-        said: Box<kube::core::Status>,
+        said: Box<Status>,
     },
     /// It could not be read or written.
     #[error("{what} could not be read or written: {error}")]
@@ -323,7 +323,8 @@ where
     fn sent<T>(key: &Key, answer: kube::Result<T>) -> Result<T, Trouble> {
         answer.map_err(|error| match error {
             kube::Error::Api(said)
-                if matches!(said.code, 400 | 403 | 405 | 413 | 422) && !super::reconciler::is_replaced(&said) =>
+                if is_unreadable(&said)
+                    || (matches!(said.code, 400 | 403 | 405 | 413 | 422) && !super::reconciler::is_replaced(&said)) =>
             {
                 Trouble::Refused { what: what::<K>(key), said }
             }
@@ -373,6 +374,13 @@ where
             self.seen.settled(shard);
         }
     }
+}
+
+/// Server-side apply answers 500 to an object that is none of its kind, such as one with a quantity that is no number (seen
+/// on 1.36); a creation is then a 400.
+fn is_unreadable(said: &Status) -> bool {
+    let begins = ["failed to convert new object", "failed to create typed patch object"];
+    said.code == 500 && begins.iter().any(|words| said.message.starts_with(words))
 }
 
 /// Metadata of an object that is taken over: the former writers' entries are ours, and so is the controller; the consent

@@ -52,7 +52,6 @@ async fn ready(bed: &Bed, name: &str) -> AppService {
 }
 
 /// Waits until the app is not ready for this reason; gives the words.
-#[allow(dead_code)]
 async fn not_ready(bed: &Bed, name: &str, reason: &str) -> String {
     let app = bed
         .until(name, reason, |app| {
