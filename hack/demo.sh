@@ -124,6 +124,16 @@ all_delivered() {
 waits() { kubectl get trackedfield web-image -o json | grep -F quartermaster.dev/waiting; }
 well() { ! waits; }
 
+copy() { # what is waited for, colour
+  doing="waiting for $1"
+  wait_for "$1" 30 coloured "$2"
+}
+coloured() { [ "$(kubectl -n shop get configmap settings -o jsonpath='{.data}')" = "{\"colour\":\"$1\"}" ]; }
+
+scaled() {
+  [ "$(kubectl get deployment appservice-sample -o jsonpath='{.status.readyReplicas} {..containers[0].image}')" = '3 nginx:1.7.9' ]
+}
+
 ready() ( # the operator says so
   address=$(grep -oP 'listening for --health-probe-bind-address.*?\K127\.0\.0\.1:\d+' "$work/quartermaster.log")
   exec 3<>"/dev/tcp/${address/://}"
@@ -191,7 +201,8 @@ progress() { # seconds so far: one line that says how far both are
 
 # --- The demo --------------------------------------------------------------------------------------------------------
 
-tell "${bold}Quartermaster tells you when a field in your cluster changes.${plain}" \
+tell "${bold}Quartermaster does the everyday chores of a cluster: it tells you when a field changes, keeps ConfigMaps copied,${plain}" \
+  "${bold}and runs an app from one short resource.${plain}" \
   "Here it does so on a real Kubernetes control plane, on this machine only; your own clusters are not touched."
 
 # cargo's own word on where it builds; CARGO_TARGET_DIR and its configuration count.
@@ -287,6 +298,35 @@ run "kubectl get trackedfield web-image -o json | jq -r '.metadata.annotations[\
 run "kubectl patch trackedfield web-image --type=merge --patch '{\"spec\": {\"contactPoint\": \"webhook\"}}'"
 doing='waiting for all to be well again'
 wait_for 'that' 30 well
+
+chapter 'A ConfigMap kept copied'
+run 'kubectl create configmap settings --from-literal=colour=blue'
+run 'kubectl create namespace shop'
+run 'kubectl apply -f config/samples/apps_v1_configmapsync.yaml'
+run 'kubectl wait --for=condition=Ready cmsync/configmapsync-sample --timeout=30s'
+run 'kubectl -n shop get configmap settings -o jsonpath="{.data}{\"\\n\"}"'
+tell '' 'An edit of the source is copied, and an edit of the copy is put right.'
+run "kubectl patch configmap settings --type=merge --patch '{\"data\": {\"colour\": \"green\"}}'"
+copy 'the copy' green
+run "kubectl -n shop patch configmap settings --type=merge --patch '{\"data\": {\"colour\": \"red\", \"more\": \"x\"}}'"
+copy 'the copy to be put right' green
+run 'kubectl -n shop get configmap settings -o jsonpath="{.data}{\"\\n\"}"'
+
+chapter 'An app from one short resource'
+run 'kubectl apply -f config/samples/kosmos_v1_appservice.yaml'
+run 'kubectl wait --for=condition=Ready appservice/appservice-sample --timeout=60s'
+run 'kubectl get AppService,deploy,svc -l "!provider,!component"'
+tell '' 'It scales as a Deployment does, and what somebody changes in what it made is put right.'
+run 'kubectl scale appservice/appservice-sample --replicas=3'
+run 'kubectl set image deployment/appservice-sample appservice-sample=httpd'
+doing='waiting for three replicas of its own image'
+wait_for 'that' 60 scaled
+run 'kubectl get deployment appservice-sample -o wide'
+
+chapter 'A Pod with a banner'
+run 'kubectl apply -f config/samples/demo_v1_myapp.yaml'
+run 'kubectl wait --for=condition=Ready myapp/example-app --timeout=60s'
+run 'kubectl get myapp,pod/example-app-pod'
 
 chapter 'All that it looks after'
 run 'kubectl get quartermaster -A'

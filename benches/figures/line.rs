@@ -22,6 +22,8 @@ pub enum Must {
     Below(f64),
     /// This at the most.
     AtMost(f64),
+    /// This at the least.
+    AtLeast(f64),
 }
 
 impl Line {
@@ -48,6 +50,11 @@ impl Line {
         Self { must: Some(Must::AtMost(limit)), ..self }
     }
 
+    /// It is promised to be no less than this.
+    pub fn at_least(self, limit: f64) -> Self {
+        Self { must: Some(Must::AtLeast(limit)), ..self }
+    }
+
     /// What the floor came to, in the same unit.
     pub fn floor(self, floor: f64) -> Self {
         Self { floor: Some(floor).filter(|floor| floor.is_finite()), ..self }
@@ -65,6 +72,7 @@ impl Line {
             (Some(_), None) => true,
             (Some(Must::Below(limit)), Some(measured)) => measured >= limit,
             (Some(Must::AtMost(limit)), Some(measured)) => measured > limit,
+            (Some(Must::AtLeast(limit)), Some(measured)) => measured < limit,
         }
     }
 
@@ -74,6 +82,7 @@ impl Line {
             None => String::new(),
             Some(Must::Below(limit)) => format!("< {}", with_unit(limit)),
             Some(Must::AtMost(limit)) => format!("<= {}", with_unit(limit)),
+            Some(Must::AtLeast(limit)) => format!(">= {}", with_unit(limit)),
         };
         let ratio = match (self.measured, self.floor) {
             (Some(measured), Some(floor)) if floor > 0.0 => number(measured / floor),

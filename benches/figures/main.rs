@@ -28,8 +28,13 @@ mod support;
 use self::line::Line;
 
 /// The rows, in the order of the table.
-const ROWS: [&str; 11] =
-    ["latency", "hang", "appear", "memory", "failover", "slow", "cpu", "start", "copies", "crowd", "size"];
+#[rustfmt::skip] // a line for what belongs together
+const ROWS: [&str; 14] = [
+    "latency", "hang", "appear", "memory", "failover", "slow", "cpu", "start",
+    "copies", "crowd",
+    "burst", "alone", "still",
+    "size",
+];
 
 const USAGE: &str = "cargo bench -- [--strict] [ROW ...]";
 
@@ -69,6 +74,9 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
             "start" => rows::rest::start(program).await,
             "copies" => rows::copies::copies(program).await,
             "crowd" => rows::copies::crowd(program).await,
+            "burst" => rows::apps::burst(program).await,
+            "alone" => rows::apps::alone(program).await,
+            "still" => rows::apps::still(program).await,
             "size" => rows::rest::size(&program),
             other => bail!("there is no row {other}"),
         }

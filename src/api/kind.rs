@@ -30,7 +30,6 @@ pub struct Kind {
     /// The digests of every schema that its CRD had in a release, oldest first; the last one is today's. Each may only add
     /// to the one before, because a program goes on under a newer CRD than its own.
     pub schemas: &'static [&'static str],
-    name: Option<(&'static str, &'static str)>,
     crd: fn() -> CustomResourceDefinition,
     resource: fn() -> ApiResource,
 }
@@ -42,19 +41,12 @@ impl Kind {
         schemas: &'static [&'static str],
         rights: &'static [Right],
     ) -> Self {
-        Self { controller, rights, schemas, name: None, crd: K::crd, resource: K::api_resource }
-    }
-
-    /// New objects must have a name that matches `pattern` (RE2); `message` says what to write instead. An object that was
-    /// stored before that rule existed is let be.
-    #[must_use]
-    pub const fn named(self, pattern: &'static str, message: &'static str) -> Self {
-        Self { name: Some((pattern, message)), ..self }
+        Self { controller, rights, schemas, crd: K::crd, resource: K::api_resource }
     }
 
     /// Its CRD, as it is installed.
     pub fn crd(&self) -> CustomResourceDefinition {
-        schema::finish((self.crd)(), self.name, self.schemas.len())
+        schema::finish((self.crd)(), self.schemas.len())
     }
 
     /// Its group, version, kind and plural.

@@ -10,10 +10,12 @@ pub mod common;
 pub mod config_map_sync;
 pub mod contact_point;
 pub mod kind;
+pub mod my_app;
 pub mod schema;
 pub mod tracked_field;
 
 pub use app_service::AppService;
 pub use config_map_sync::ConfigMapSync;
 pub use contact_point::ContactPoint;
+pub use my_app::MyApp;
 pub use tracked_field::TrackedField;

@@ -47,13 +47,8 @@ impl FromStr for SchemaMark {
     }
 }
 
-/// Finishes a derived CRD, and gives it the annotation [`SCHEMA`]: `number` is that of its schema, `name` what an object's
-/// name must match and what to write otherwise.
-pub fn finish(
-    mut crd: CustomResourceDefinition,
-    name: Option<(&str, &str)>,
-    number: usize,
-) -> CustomResourceDefinition {
+/// Finishes a derived CRD, and gives it the annotation [`SCHEMA`]: `number` is that of its schema.
+pub fn finish(mut crd: CustomResourceDefinition, number: usize) -> CustomResourceDefinition {
     for version in &mut crd.spec.versions {
         if let Some(schema) = version.schema.as_mut().and_then(|s| s.open_api_v3_schema.as_mut()) {
             visit(schema, &mut finish_node);
@@ -62,11 +57,7 @@ pub fn finish(
                 status.description.get_or_insert_with(|| "Entries, oldest first.".into());
             }
             if !schema.required.as_deref().unwrap_or_default().contains(&"spec".into()) {
-                schema.x_kubernetes_validations.get_or_insert_default().push(on_create("has(self.spec)", NO_SPEC));
-            }
-            if let Some((pattern, message)) = name {
-                let rule = on_create(&format!("self.metadata.name.matches('{pattern}')"), message);
-                schema.x_kubernetes_validations.get_or_insert_default().push(rule);
+                schema.x_kubernetes_validations.get_or_insert_default().push(spec_on_create());
             }
         }
     }
@@ -90,15 +81,12 @@ fn digest(crd: &CustomResourceDefinition) -> String {
     })
 }
 
-/// Of a kind whose original CRD let an object without a spec in.
-const NO_SPEC: &str = "write a spec: kubectl explain says what it takes";
-
-/// A rule at the root. It binds on create only, or an object that was stored before the rule existed could not be given a
-/// label or a status any more.
-fn on_create(rule: &str, message: &str) -> ValidationRule {
+/// Of a kind whose original CRD let an object without a spec in. A rule at the root binds on create only, or such an object
+/// could not be given a label or a status any more.
+fn spec_on_create() -> ValidationRule {
     ValidationRule {
-        rule: format!("oldSelf.hasValue() || {rule}"),
-        message: Some(message.into()),
+        rule: "oldSelf.hasValue() || has(self.spec)".into(),
+        message: Some("write a spec: kubectl explain says what it takes".into()),
         optional_old_self: Some(true),
         ..ValidationRule::default()
     }
@@ -178,7 +166,8 @@ mod tests {
     #[test]
     fn every_string_of_a_spec_is_bounded() {
         for (path, node) in nodes().iter().filter(|(path, _)| path.contains(".spec.")) {
-            assert!(node.type_.as_deref() != Some("string") || node.max_length.is_some(), "{path} has no maxLength");
+            let bounded = node.max_length.is_some() || node.enum_.is_some();
+            assert!(node.type_.as_deref() != Some("string") || bounded, "{path} has no maxLength");
         }
     }
 
@@ -197,6 +186,9 @@ mod tests {
         assert_eq!(required("AppService.spec"), ["image", "size"]);
         assert_eq!(required("AppService.spec.ports"), ["port"]);
         assert!(required("AppService.status").is_empty());
+        assert_eq!(required("ConfigMapSync.spec"), ["configMapName", "sourceNamespace"]);
+        assert!(required("ConfigMapSync.status").is_empty());
+        assert!(required("MyApp.spec").is_empty() && required("MyApp.status").is_empty());
     }
 
     /// An empty spec of the other type counts as absent: the rules that say so name every field of it.

@@ -3,5 +3,6 @@
 pub mod app_service;
 pub mod config_map_sync;
 pub mod contact_point;
+pub mod my_app;
 pub mod notifications;
 pub mod tracked_field;

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
+pub use self::whole::Child;
 use super::managed_fields;
 use super::manager::Manager;
 use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
@@ -25,6 +26,8 @@ use super::seen::{Known, Look, Seen};
 use super::watch_hub::{Observer, ResourceName};
 use super::watching;
 use super::{Key, apply, short_digest};
+
+mod whole;
 
 /// Annotation of a child: digest of what was last written of it.
 pub const APPLIED: &str = "quartermaster.dev/applied";

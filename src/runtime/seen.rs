@@ -92,6 +92,11 @@ impl<S: Clone + PartialEq> Seen<S> {
         }
     }
 
+    /// All that is known of a child.
+    pub fn known(&self, key: &Key) -> Option<Known<S>> {
+        self.state().known.get(key).map(|(known, _)| known.clone())
+    }
+
     /// What its owner reports of a child.
     pub fn report(&self, key: &Key) -> Option<S> {
         self.state().known.get(key).map(|(known, _)| known.report.clone())

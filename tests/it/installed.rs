@@ -200,7 +200,10 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     let bed = Bed::on(owner.plane.clone(), "lean").await;
     bed.apply(&LEAN.replace("NAMESPACE", &bed.namespace)).await;
     let kubeconfig = bed.plane.kubeconfig_for_service_account(&bed.namespace, "lean").await.unwrap();
-    let settings = Settings::default().kubeconfig(kubeconfig).flag("--waiting-max=200ms");
+    let settings = Settings::default()
+        .kubeconfig(kubeconfig)
+        .flag("--waiting-max=200ms")
+        .flag("--controllers=contactpoint,trackedfield");
     let operator = Operator::start(&bed, settings).await;
     readyz(&operator, "[+]contactpoint synced").await;
     readyz(&operator, "[+]trackedfield synced").await;

@@ -14,6 +14,7 @@ mod field_paths;
 mod fields;
 mod hooks;
 mod installed;
+mod my_app;
 mod outages;
 mod points;
 mod secrecy;

@@ -1,6 +1,7 @@
 //! The rows of the table.
 
 pub mod appear;
+pub mod apps;
 pub mod copies;
 pub mod latency;
 pub mod load;

@@ -35,7 +35,9 @@ pub const GROUP: &str = "kosmos.io";
     derive = "PartialEq",
     derive = "Default",
     // The original CRD let an AppService without a spec in. One that cannot be read would stop the watch of all.
-    attr = "cfg_attr(all(), serde(default))",
+    // Named, because the derived schema is that of a type beside this one, which has no default of its own.
+    attr = "cfg_attr(all(), serde(default = \"AppService::default\"))",
+    validation = name_of_a_service(),
     scale(
         spec_replicas_path = ".spec.size",
         status_replicas_path = ".status.replicas",
@@ -146,8 +148,6 @@ pub struct AppServiceSpec {
 
 /// Of an image: a CEL rule and its message.
 pub const IMAGE: (&str, &str) = (r"!self.matches(r'\s')", "write an image without spaces, such as nginx:1.27");
-/// What a Service may be called (RFC 1035).
-pub const NAME_PATTERN: &str = "^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$";
 /// What to write where the name cannot be that of a Service.
 pub const NAME: &str =
     "the Service has this name too: begin it with a lower-case letter, then letters, digits and '-', at most 63";
@@ -156,6 +156,13 @@ pub const NO_NODE_PORT: &str =
     "serviceType: ClusterIP has no ports on the nodes: remove nodePort, or write serviceType: NodePort";
 /// What to write where an Ingress has no Service to lead to.
 pub const INGRESS_NEEDS_A_PORT: &str = "ingress leads to the first port: add ports, such as ports: [{port: 80}]";
+
+/// At the root, so it binds on create only (RFC 1035).
+fn name_of_a_service() -> Rule {
+    Rule::new("oldSelf.hasValue() || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')")
+        .message(NAME)
+        .optional_old_self(true)
+}
 
 fn cluster_ip_takes_no_node_port() -> Rule {
     rule_over(

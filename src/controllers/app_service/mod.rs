@@ -17,7 +17,7 @@ use self::pods::Pod;
 use self::settle::{Problem, Running};
 use self::standing::{PROGRESSING, Rollout, SUSPENDED, Served, Standing};
 use crate::api::AppService;
-use crate::api::app_service::{AppServiceStatus, GROUP, NAME, NAME_PATTERN};
+use crate::api::app_service::{AppServiceStatus, GROUP};
 use crate::api::kind::{EVENTS, Kind, Right};
 use crate::runtime::cache::Touched;
 use crate::runtime::children::{Children, Trouble};
@@ -36,11 +36,11 @@ pub mod standing;
 pub mod validate;
 
 /// What the controller is called in logs and metrics.
-pub const NAME_OF_CONTROLLER: &str = "appservice";
+pub const NAME: &str = "appservice";
 /// The kind.
 pub const KIND: Kind = Kind::of::<AppService>(
-    NAME_OF_CONTROLLER,
-    &["9918f37b4fb84731"],
+    NAME,
+    &["bc9a2d321273a2a5"],
     &[
         // Patched: the original program's annotation is taken away.
         Right { group: GROUP, resources: &["appservices"], verbs: &["list", "patch", "watch"] },
@@ -52,8 +52,7 @@ pub const KIND: Kind = Kind::of::<AppService>(
         Right { group: "", resources: &["pods"], verbs: &["list"] },
         EVENTS,
     ],
-)
-.named(NAME_PATTERN, NAME);
+);
 /// What is done to a child that an app may lose again.
 const COMES_AND_GOES: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
 /// The field manager of its writes.
@@ -123,7 +122,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         services: Children::new(manager, MANAGER, Served::of, wake()),
         autoscalers: Children::new(manager, MANAGER, |_| (), wake()),
         ingresses: Children::new(manager, MANAGER, |_| (), wake()),
-        events: manager.events(NAME_OF_CONTROLLER),
+        events: manager.events(NAME),
         written: Written::default(),
     });
     let (told, trigger) = (Arc::clone(&controller), apps.trigger.clone());

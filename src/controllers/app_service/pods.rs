@@ -9,7 +9,7 @@ use kube::core::{NotUsed, ObjectList};
 pub type Pod = Object<NotUsed, PodStatus>;
 
 /// The reason of a Pod that no node takes.
-const UNSCHEDULABLE: &str = "Unschedulable";
+pub const UNSCHEDULABLE: &str = "Unschedulable";
 /// What the kubelet says while all goes as it should.
 const ON_THE_WAY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 /// What the kubelet says by turns with [`PULL_BACK_OFF`].

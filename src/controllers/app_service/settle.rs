@@ -17,7 +17,7 @@ use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome};
 
 /// Reason of the Event of an autoscaler that went.
-const AUTOSCALING_OFF: &str = "AutoscalingOff";
+pub const AUTOSCALING_OFF: &str = "AutoscalingOff";
 /// How many Pods run, in the form of `managedFields`.
 const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
 

@@ -370,7 +370,8 @@ impl Reconciler for ConfigMapSyncs {
             self.write(&key, &sync, &Came::Blocked { reason: Reason::Suspended, words }, false).await?;
             return Ok(Outcome::Done);
         }
-        let sync = self.guard(&key, sync).await?;
+        // What cannot be followed copies nothing that would have to be cleaned up.
+        let sync = if self.plan(&sync).is_ok() { self.guard(&key, sync).await? } else { sync };
         let Pass { came, wrote, failure } = self.sync(&key, &sync, &owner).await?;
         self.write(&key, &sync, &came, wrote).await?;
         if let Some(failure) = failure {

@@ -72,12 +72,12 @@ where
     }
 }
 
-fn replace(path: &str, value: Value) -> Value {
-    json!({ "op": "replace", "path": path, "value": value })
+fn replace(path: &str, value: impl Into<Value>) -> Value {
+    json!({ "op": "replace", "path": path, "value": value.into() })
 }
 
-fn add(path: &str, value: Value) -> Value {
-    json!({ "op": "add", "path": path, "value": value })
+fn add(path: &str, value: impl Into<Value>) -> Value {
+    json!({ "op": "add", "path": path, "value": value.into() })
 }
 
 fn remove(path: &str) -> Value {
@@ -164,6 +164,23 @@ async fn every_field_that_we_set() {
     put_right::<Deployment>(&bed, &[replace("/spec/replicas", json!(2))]).await;
 }
 
+/// Deletes it, and waits until there is another one.
+async fn again<K>(bed: &Bed)
+where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + DeserializeOwned,
+{
+    let before = bed.api::<K>().get("web").await.unwrap();
+    bed.delete::<K>("web").await;
+    let back = until(format!("{} is back", K::kind(&())), SOON, async || {
+        let now = bed.api::<K>().get_opt("web").await?;
+        Ok(now.filter(|now| now.uid() != before.uid()))
+    });
+    back.await.unwrap();
+}
+
 #[tokio::test]
 async fn a_child_that_is_deleted_comes_back() {
     let bed = Bed::shared("deleted").await;
@@ -172,21 +189,6 @@ async fn a_child_that_is_deleted_comes_back() {
     spec["imagePullSecrets"] = json!([]);
     app(&bed, "web", spec).await;
     ready(&bed, "web").await;
-    async fn again<K>(bed: &Bed)
-    where
-        K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
-            + Clone
-            + std::fmt::Debug
-            + DeserializeOwned,
-    {
-        let before = bed.api::<K>().get("web").await.unwrap();
-        bed.delete::<K>("web").await;
-        let back = until(format!("{} is back", K::kind(&())), SOON, async || {
-            let now = bed.api::<K>().get_opt("web").await?;
-            Ok(now.filter(|now| now.uid() != before.uid()))
-        });
-        back.await.unwrap();
-    }
     again::<Deployment>(&bed).await;
     again::<Service>(&bed).await;
     again::<Ingress>(&bed).await;

@@ -134,6 +134,13 @@ async fn without_either_mark_it_is_not_ours() {
     assert_eq!(whole(&deployment(&bed, "web").await)["metadata"]["labels"], whole(&stripped)["metadata"]["labels"]);
 }
 
+/// As it stands in a backup.
+fn afresh<K: Resource>(mut object: K) -> K {
+    let metadata = object.meta_mut();
+    (metadata.uid, metadata.resource_version, metadata.managed_fields) = (None, None, None);
+    object
+}
+
 /// A backup gives everything back under new UIDs: what carries our name is taken back. (Garbage collection, which runs on
 /// no such control plane here, goes by the UIDs of owner references.)
 #[tokio::test]
@@ -155,11 +162,6 @@ async fn what_was_restored_is_taken_back() {
     .await
     .unwrap();
 
-    fn afresh<K: Resource>(mut object: K) -> K {
-        let metadata = object.meta_mut();
-        (metadata.uid, metadata.resource_version, metadata.managed_fields) = (None, None, None);
-        object
-    }
     let by = PostParams { field_manager: Some("velero".into()), ..PostParams::default() };
     let old = bed.api().create(&by, &afresh(old)).await.unwrap();
     let served = bed.api().create(&by, &afresh(served)).await.unwrap();

@@ -9,7 +9,7 @@ use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, ResourceExt};
 use quartermaster::api::tracked_field::{Action, Delivery};
-use quartermaster::api::{AppService, ContactPoint, TrackedField};
+use quartermaster::api::{AppService, ContactPoint, MyApp, TrackedField};
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
@@ -115,6 +115,24 @@ fn app_services() -> Vec<String> {
     ]
 }
 
+/// Names and specs; the original's had no status.
+fn my_apps() -> Vec<(String, String)> {
+    let banner = |banner: &str| format!("{{image: nginx, banner: \"{banner}\"}}");
+    let specs = [
+        "{}".into(),
+        "{banner: hello}".into(),
+        "{image: ''}".into(),
+        "{image: a b}".into(),
+        format!("{{image: {}}}", "a".repeat(2000)),
+        banner(&"a".repeat(130_000)),
+        banner(&"\u{e4}".repeat(70_000)),
+        banner(r"a\0b"),
+    ];
+    let numbered = specs.into_iter().enumerate().map(|(number, spec)| (format!("ma-{number}"), spec));
+    let named = [("ma.dot".into(), "{image: nginx}".into()), ("a".repeat(64), "{image: nginx}".into())];
+    numbered.chain(named).collect()
+}
+
 /// Both of the original's CRDs that are about: its `TrackedField` with the status subresource, and without.
 #[rstest]
 #[case(true)]
@@ -141,16 +159,21 @@ async fn objects_older_than_the_rules(#[case] subresource: bool) {
     for (number, yaml) in tracked_fields().into_iter().enumerate() {
         old.push((fields.clone(), format!("tf-{number}"), Some(yaml), field_status.clone(), subresource));
     }
-    let apps = AppService::api_resource();
+    let services = AppService::api_resource();
     let app_status = json!({ "replicas": 1, "observedGeneration": 1, "conditions": [
         { "type": "Available", "status": "True", "lastUpdateTime": "2023-11-01T06:53:38Z" },
     ] });
     let bare: Option<String> = None;
     for (number, yaml) in [bare].into_iter().chain(app_services().into_iter().map(Some)).enumerate() {
-        old.push((apps.clone(), format!("app-{number}"), yaml, app_status.clone(), true));
+        old.push((services.clone(), format!("app-{number}"), yaml, app_status.clone(), true));
     }
     let good = "{size: 1, image: i}";
-    old.push((apps.clone(), "no.label".into(), Some(good.into()), app_status.clone(), true));
+    old.push((services.clone(), "no.label".into(), Some(good.into()), app_status.clone(), true));
+    let (apps, none) = (MyApp::api_resource(), Value::Null);
+    old.push((apps.clone(), "ma-bare".into(), None, none.clone(), false));
+    for (name, yaml) in my_apps() {
+        old.push((apps.clone(), name, Some(yaml), none.clone(), false));
+    }
     for (kind, name, yaml, status, by_subresource) in &old {
         store(&client, kind, name, yaml.as_deref(), status, *by_subresource).await;
     }
@@ -192,14 +215,19 @@ async fn the_operator_takes_old_objects_as_they_are() {
     }
     let good = "{contactPoint: good, field: replicas, target: {kind: Deployment, namespace: default, name: web}}";
     store(&client, &fields, "good", Some(good), &theirs, false).await;
-    let apps = AppService::api_resource();
-    let mut odd_apps = app_services();
+    let services = AppService::api_resource();
+    let mut odd_services = app_services();
     // Kubernetes itself lets nothing else be written of an object with a scale below zero: no status, no label.
-    odd_apps.push("{size: -1, image: i}".into());
-    for (number, yaml) in odd_apps.iter().enumerate() {
-        store(&client, &apps, &format!("app-{number}"), Some(yaml), &json!({}), false).await;
+    odd_services.push("{size: -1, image: i}".into());
+    for (number, yaml) in odd_services.iter().enumerate() {
+        store(&client, &services, &format!("app-{number}"), Some(yaml), &json!({}), false).await;
     }
-    store(&client, &apps, "no.label", Some("{size: 1, image: i}"), &json!({}), false).await;
+    store(&client, &services, "no.label", Some("{size: 1, image: i}"), &json!({}), false).await;
+    let (apps, odd_apps) = (MyApp::api_resource(), my_apps());
+    store(&client, &apps, "bare", None, &Value::Null, false).await;
+    for (name, yaml) in &odd_apps {
+        store(&client, &apps, name, Some(yaml), &Value::Null, false).await;
+    }
     install(&plane).await;
 
     let bed = Bed { plane: Plane::Own(Arc::clone(&plane)), client, namespace: "default".into() };
@@ -224,8 +252,8 @@ async fn the_operator_takes_old_objects_as_they_are() {
             ready.is_some_and(|ready| ready.status == "False" && ready.reason.as_deref().unwrap().contains(reason))
         }
     };
-    let below_zero = format!("app-{}", odd_apps.len() - 1);
-    for number in 0..odd_apps.len() - 1 {
+    let below_zero = format!("app-{}", odd_services.len() - 1);
+    for number in 0..odd_services.len() - 1 {
         bed.until(&format!("app-{number}"), "says how it stands", says("")).await;
     }
     bed.until("app-0", "says what to write", says("SpecInvalid")).await;
@@ -241,6 +269,21 @@ async fn the_operator_takes_old_objects_as_they_are() {
         let new: Vec<_> = history.iter().skip(2).map(|entry| entry.action).collect();
         assert!(new.is_empty() || new == [Action::Deleted], "{name}: {history:?}");
         assert!(history[..2].iter().all(|entry| entry.id.is_none()), "{name}: {history:?}");
+    }
+    for name in odd_apps.iter().map(|(name, _)| name.as_str()).chain(["bare"]) {
+        let app = bed
+            .until(name, "says why", |app: &MyApp| {
+                app.status.as_ref().is_some_and(|status| !status.conditions.is_empty())
+            })
+            .await;
+        let reason = &app.status.unwrap().conditions[0].reason;
+        // An image that cannot be pulled is the kubelet's to tell; here nobody lets a Pod in.
+        let wanted = match name {
+            "bare" | "ma-0" | "ma-1" | "ma-2" => "ImageMissing",
+            "ma-3" | "ma-4" => "PodRefused",
+            _ => "SpecInvalid",
+        };
+        assert_eq!(reason, wanted, "{name}");
     }
     // What the document's program told is not told again; what it missed is.
     bed.scale("web", 4).await;
@@ -324,6 +367,8 @@ async fn every_one_can_be_read(client: &Client) {
     assert!(apps.iter().all(|app| app.status.as_ref().is_some_and(|s| s.condition("Available").is_some())));
     let fields = Api::<TrackedField>::all(client.clone()).list(&ListParams::default()).await.unwrap();
     assert_eq!(fields.items.len(), tracked_fields().len());
+    let apps = Api::<MyApp>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    assert_eq!(apps.items.len(), my_apps().len() + 1);
     for field in fields {
         let history = field.history().unwrap();
         let actions: Vec<_> = history.iter().map(|entry| entry.action).collect();
@@ -334,9 +379,9 @@ async fn every_one_can_be_read(client: &Client) {
 
 async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, yaml: Option<&str>, status: &Value) {
     let spec: Option<Value> = yaml.map(|yaml| serde_saphyr::from_str(yaml).unwrap());
-    // One breaks the rule by its name.
-    let again = if name.contains('.') { &format!("{name}.again") } else { "again" };
-    let today = create(client, kind, again, spec.as_ref(), true).await;
+    // As bad a name, where it is the name.
+    let again = if name.len() > 63 || name.contains('.') { format!("{name}-again") } else { "again".into() };
+    let today = create(client, kind, &again, spec.as_ref(), true).await;
     assert!(today.is_err(), "{yaml:?} breaks no rule, so it shows nothing");
 
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", kind);
@@ -354,7 +399,11 @@ async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, ya
         let ready = json!({ "type": "Ready", "status": "False", "reason": "SpecInvalid", "observedGeneration": 1 });
         json!({ "replicas": 1, "selector": "app=a", "observedGeneration": 1, "conditions": [ready] })
     } else {
-        json!({ "initialized": true, "ready": false, "observedGeneration": 1 })
+        let mut ours = json!({ "ready": false, "observedGeneration": 1 });
+        if status.is_object() {
+            ours["initialized"] = true.into();
+        }
+        ours
     };
     let patch = json!({ "status": ours });
     let patched = api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await;

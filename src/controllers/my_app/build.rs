@@ -1,0 +1,274 @@
+//! From a `MyApp` to its Pod. Pure.
+
+use k8s_openapi::api::core::v1::{
+    Capabilities, Container, ContainerPort, EnvVar, Pod, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext,
+};
+use kube::ResourceExt;
+use kube::core::ObjectMeta;
+
+use crate::api::MyApp;
+use crate::api::my_app::{BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED};
+use crate::runtime::ownership::Owner;
+use crate::runtime::short_digest;
+
+/// The variable that holds the banner.
+pub const BANNER: &str = "BANNER";
+/// Annotation of a Pod that we made: the digest of what it was made from. One that we took over has none.
+pub const BUILT_FROM: &str = "quartermaster.dev/built-from";
+/// The label that document 003 gives the Pod.
+const APP: &str = "app";
+/// Who runs what is in it, under the restricted profile: nobody in particular. An image's own user will not do, because it
+/// may be root or a name, and the kubelet then refuses to start it.
+const USER: i64 = 65_532;
+
+/// The reason of one without an image.
+pub const IMAGE_MISSING: &str = "ImageMissing";
+/// The reason of one that an older CRD let in.
+pub const SPEC_INVALID: &str = "SpecInvalid";
+
+/// What the Pod runs, by `/bin/sh -c`. Plain POSIX, so that dash, bash and busybox all take it:
+/// the banner stays in its variable, where no shell reads it, and goes through `printf '%s'`, which reads no backslashes as
+/// dash's `echo` does. As process 1 a program ignores every signal that it has no handler for, so a bare `sleep` would stay for
+/// the 30 seconds of grace: the shell waits for it instead, and has one. It has no `$(` and no `$$`, which the
+/// kubelet would expand.
+pub const SCRIPT: &str = "\
+trap 'kill $! 2>/dev/null; exit 0' TERM INT
+[ -z \"$BANNER\" ] || printf '%s\\n' \"$BANNER\"
+while :; do sleep 86400 & wait $! || exit; done
+";
+
+/// Why there can be no Pod. The variant's name is the condition's reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// No image: an object that is older than the rule.
+    #[error("{NO_IMAGE}")]
+    ImageMissing,
+    /// A field, or the name, is what its rule refuses today.
+    #[error("{0}")]
+    SpecInvalid(&'static str),
+}
+
+impl Invalid {
+    /// The condition's reason.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::ImageMissing => IMAGE_MISSING,
+            Self::SpecInvalid(_) => SPEC_INVALID,
+        }
+    }
+}
+
+/// What the Pod of a `MyApp` is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted<'a> {
+    /// The image.
+    pub image: &'a str,
+    /// The banner; empty for none.
+    pub banner: &'a str,
+    /// Whether it is to fit the restricted profile.
+    pub restricted: bool,
+}
+
+/// What is wanted, if it can be. An object that is older than the rules of its CRD may hold anything.
+///
+/// # Errors
+/// Why it cannot be, in words that say what to write.
+pub fn validate(app: &MyApp) -> Result<Wanted<'_>, Invalid> {
+    let spec = &app.spec;
+    if spec.image.is_empty() {
+        return Err(Invalid::ImageMissing);
+    }
+    if !is_label(&app.name_any()) {
+        return Err(Invalid::SpecInvalid(NAME));
+    }
+    if spec.banner.len() > MAX_BANNER {
+        return Err(Invalid::SpecInvalid(LONG_BANNER));
+    }
+    if spec.banner.contains('\0') {
+        return Err(Invalid::SpecInvalid(NUL_BANNER));
+    }
+    let restricted = match spec.pod_security.as_deref() {
+        None | Some(RESTRICTED) => true,
+        Some(BASELINE) => false,
+        Some(_) => return Err(Invalid::SpecInvalid(BAD_PROFILE)),
+    };
+    Ok(Wanted { image: &spec.image, banner: &spec.banner, restricted })
+}
+
+/// The name of the Pod of the `MyApp` of that name.
+pub fn pod_name(app: &str) -> String {
+    format!("{app}-pod")
+}
+
+/// The name of the `MyApp` whose Pod has that name.
+pub fn app_name(pod: &str) -> &str {
+    pod.strip_suffix("-pod").unwrap_or(pod)
+}
+
+/// The Pod.
+pub fn pod(owner: &Owner, wanted: &Wanted<'_>) -> Pod {
+    let mut metadata = ObjectMeta {
+        name: Some(pod_name(owner.name())),
+        namespace: Some(owner.namespace().to_owned()),
+        labels: Some([(APP.to_owned(), owner.name().to_owned())].into()),
+        annotations: Some([(BUILT_FROM.to_owned(), wanted.digest())].into()),
+        ..ObjectMeta::default()
+    };
+    owner.mark(&mut metadata);
+    let container = Container {
+        name: owner.name().to_owned(),
+        image: Some(wanted.image.to_owned()),
+        command: Some(vec!["/bin/sh".into(), "-c".into()]),
+        args: Some(vec![SCRIPT.into()]),
+        // Also when it is empty: the image may have such a variable of its own.
+        env: Some(vec![EnvVar { name: BANNER.into(), value: Some(unexpanded(wanted.banner)), ..EnvVar::default() }]),
+        ports: Some(vec![ContainerPort { container_port: 80, ..ContainerPort::default() }]),
+        security_context: wanted.restricted.then(|| SecurityContext {
+            allow_privilege_escalation: Some(false),
+            capabilities: Some(Capabilities { drop: Some(vec!["ALL".into()]), add: None }),
+            ..SecurityContext::default()
+        }),
+        ..Container::default()
+    };
+    let spec = PodSpec {
+        containers: vec![container],
+        security_context: wanted.restricted.then(|| PodSecurityContext {
+            run_as_non_root: Some(true),
+            run_as_user: Some(USER),
+            run_as_group: Some(USER),
+            seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None }),
+            ..PodSecurityContext::default()
+        }),
+        ..PodSpec::default()
+    };
+    Pod { metadata, spec: Some(spec), status: None }
+}
+
+impl Wanted<'_> {
+    /// Of what the Pod is made from, and of nothing else: a later program that builds it in another way restarts none.
+    pub fn digest(&self) -> String {
+        let profile = if self.restricted { RESTRICTED } else { BASELINE };
+        short_digest(format!("{profile}\n{}\n{}", self.image, self.banner))
+    }
+
+    /// Whether `value` of the variable stands for this banner in a Pod that was taken over: document 003's program wrote the
+    /// banner as it is, and what its `$` became is what the Pod's owner has lived with.
+    pub fn has_banner(&self, value: &Digested) -> bool {
+        [self.banner, &unexpanded(self.banner)].iter().any(|banner| Digested::of(banner) == *value)
+    }
+}
+
+/// A text of any length, as far as it can be told from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Digested(String);
+
+impl Digested {
+    /// That of `text`.
+    pub fn of(text: &str) -> Self {
+        Self(short_digest(text))
+    }
+}
+
+/// A value that the kubelet's expansion of `$(NAME)` turns into `text`
+/// (<https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/>).
+fn unexpanded(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
+/// An RFC 1123 label.
+fn is_label(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&name.len()) && name.bytes().all(inner) && !name.starts_with('-') && !name.ends_with('-')
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn app(spec: &Value) -> MyApp {
+        let metadata = json!({ "namespace": "default", "name": "example-app", "uid": "8b674a99" });
+        let object = json!({ "apiVersion": "demo.rtfm.co.ua/v1", "kind": "MyApp", "metadata": metadata, "spec": spec });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn built(spec: &Value) -> Pod {
+        let app = app(spec);
+        pod(&Owner::of(&app).unwrap(), &validate(&app).unwrap())
+    }
+
+    /// Document 003's sample.
+    #[test]
+    fn the_pod_of_the_document() {
+        insta::assert_yaml_snapshot!(built(&json!({
+            "image": "nginx:latest",
+            "banner": "This pod was created by MyApp operator \u{1F680}",
+        })));
+    }
+
+    #[test]
+    fn a_pod_without_a_banner_that_runs_as_its_image_says() {
+        insta::assert_yaml_snapshot!(built(&json!({ "image": "nginx:latest", "podSecurity": "Baseline" })));
+    }
+
+    #[test]
+    fn every_dollar_is_doubled() {
+        let pod = built(&json!({ "image": "a", "banner": "$(HOME) $$ $" }));
+        let env = pod.spec.unwrap().containers.remove(0).env.unwrap();
+        assert_eq!(env[0].value.as_deref(), Some("$$(HOME) $$$$ $$"));
+    }
+
+    #[rstest]
+    #[case::bare(json!({}), Invalid::ImageMissing)]
+    #[case::empty(json!({ "image": "", "banner": "x" }), Invalid::ImageMissing)]
+    #[case::long(json!({ "image": "a", "banner": "a".repeat(MAX_BANNER + 1) }), Invalid::SpecInvalid(LONG_BANNER))]
+    #[case::long_in_bytes(json!({ "image": "a", "banner": "\u{e4}".repeat(MAX_BANNER / 2 + 1) }), Invalid::SpecInvalid(LONG_BANNER))]
+    #[case::nul(json!({ "image": "a", "banner": "a\0b" }), Invalid::SpecInvalid(NUL_BANNER))]
+    #[case::profile(json!({ "image": "a", "podSecurity": "Privileged" }), Invalid::SpecInvalid(BAD_PROFILE))]
+    fn what_an_older_object_may_hold(#[case] spec: Value, #[case] invalid: Invalid) {
+        assert_eq!(validate(&app(&spec)), Err(invalid));
+    }
+
+    #[rstest]
+    #[case::dots("a.b", false)]
+    #[case::longest(&"a".repeat(63), true)]
+    #[case::too_long(&"a".repeat(64), false)]
+    #[case::digits("1-2", true)]
+    #[case::hyphen("a-", false)]
+    fn names(#[case] name: &str, #[case] valid: bool) {
+        let mut app = app(&json!({ "image": "a" }));
+        app.metadata.name = Some(name.into());
+        assert_eq!(validate(&app).is_ok(), valid);
+    }
+
+    #[test]
+    fn the_longest_banner_is_wanted() {
+        let spec = json!({ "image": "a", "banner": "$".repeat(MAX_BANNER) });
+        assert!(validate(&app(&spec)).is_ok());
+        assert!(LONG_BANNER.contains(&MAX_BANNER.to_string()));
+    }
+
+    #[test]
+    fn each_part_of_what_it_is_made_from_tells() {
+        let wanted = Wanted { image: "a", banner: "b", restricted: true };
+        let others =
+            [Wanted { image: "b", ..wanted }, Wanted { banner: "c", ..wanted }, Wanted { restricted: false, ..wanted }];
+        assert!(others.iter().all(|other| other.digest() != wanted.digest()));
+    }
+
+    #[rstest]
+    #[case::as_it_is("cost $5", "cost $5", true)]
+    #[case::doubled("cost $$5", "cost $5", true)]
+    #[case::another("cost $6", "cost $5", false)]
+    #[case::a_reference("$(HOME)", "$(HOME)", true)]
+    #[case::none("", "", true)]
+    #[case::now_there_is_one("", "a", false)]
+    fn the_banner_of_a_pod_that_was_taken_over(#[case] value: &str, #[case] banner: &str, #[case] same: bool) {
+        let wanted = Wanted { image: "a", banner, restricted: true };
+        assert_eq!(wanted.has_banner(&Digested::of(value)), same);
+    }
+}

@@ -1,0 +1,255 @@
+//! `MyApp`: what its Pod is to be ([`build`]), what it is ([`seen`]), what is to be done and said about
+//! it ([`standing`]), and the doing (`settle`).
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::runtime::reflector::Store;
+use kube::{Api, Client, Resource, ResourceExt};
+use tokio::time::Instant;
+
+use self::seen::{Seen, Why};
+use self::settle::Passed;
+use self::standing::{SUSPENDED, Standing};
+use crate::api::MyApp;
+use crate::api::kind::{EVENTS, Kind, Right};
+use crate::api::my_app::{GROUP, MyAppStatus};
+use crate::runtime::backoff::{Backoffs, Policy};
+use crate::runtime::cache::Touched;
+use crate::runtime::children::{Children, Trouble};
+use crate::runtime::conditions::{self, READY};
+use crate::runtime::events::Events;
+use crate::runtime::manager::Manager;
+use crate::runtime::ownership::{Claim, Owner};
+use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use crate::runtime::written::Written;
+use crate::runtime::{Key, apply};
+
+pub mod build;
+pub mod seen;
+mod settle;
+pub mod standing;
+
+/// What the controller is called in logs and metrics.
+pub const NAME: &str = "myapp";
+/// The kind.
+pub const KIND: Kind = Kind::of::<MyApp>(
+    NAME,
+    &["842c7b6b4fc8d451"],
+    &[
+        Right { group: GROUP, resources: &["myapps"], verbs: &["list", "watch"] },
+        Right { group: GROUP, resources: &["myapps/status"], verbs: &["patch"] },
+        // Only its metadata is ever patched.
+        Right { group: "", resources: &["pods"], verbs: &["create", "delete", "get", "list", "patch", "watch"] },
+        // Whether the node of a Pod that is not ready is still there.
+        Right { group: "", resources: &["nodes"], verbs: &["get"] },
+        EVENTS,
+    ],
+);
+/// The field manager of its writes.
+pub const MANAGER: &str = "quartermaster/myapp";
+
+/// What can go wrong in a pass. The variant's name is the reason that it is told with.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The apiserver does not take the Pod as it is: a quota, a policy. That may change at any time.
+    #[error("{0}")]
+    PodRefused(String),
+    /// The Pod could not be read or written.
+    #[error(transparent)]
+    WritePod(Trouble),
+    /// The Pod came and went while it was looked at.
+    #[error("the Pod changes all the time")]
+    PodUnsteady,
+    /// The status could not be written.
+    #[error("the status could not be written: {0}")]
+    WriteStatus(#[source] kube::Error),
+}
+
+impl Failure for Error {
+    fn class(&self) -> Class {
+        match self {
+            Self::PodRefused(_) => Class::Transient,
+            Self::WritePod(trouble) => trouble.class(),
+            Self::PodUnsteady => Class::Conflict,
+            Self::WriteStatus(error) => error.class(),
+        }
+    }
+}
+
+/// The controller.
+pub struct MyApps {
+    client: Client,
+    apps: Store<MyApp>,
+    pods: Arc<Children<Pod, Seen>>,
+    events: Events,
+    written: Written<MyApp>,
+    /// Delays before a Pod that came to its end is made again.
+    retries: Backoffs<Key>,
+    /// A Pod that lived longer than this did not fail at once.
+    settled: Duration,
+    resync: Duration,
+    notes: Mutex<HashMap<Key, Notes>>,
+}
+
+/// What is kept of a `MyApp` that its status does not say. Nothing is lost with it but time.
+#[derive(Default)]
+struct Notes {
+    /// The reasons that were told since it was well.
+    told: BTreeSet<String>,
+    /// The Pod that was not ready when it was looked at last: UID and resourceVersion.
+    looked: Option<(String, String)>,
+    /// Since when the watch's word for the Pod is believed.
+    believed: Option<Instant>,
+    /// It was not what is there: to be asked for.
+    doubted: bool,
+    /// UID of the Pod that came to its end, and when it is to be deleted.
+    due: Option<(String, Instant)>,
+}
+
+/// Hands the controller in.
+pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
+    let apps = manager.kind::<MyApp>(&KIND);
+    let trigger = apps.trigger.clone();
+    let timings = &manager.config.timings;
+    let (policy, resync) = (Policy { min: timings.retry_min, max: timings.retry_max }, timings.resync);
+    let pods = Children::new(manager, MANAGER, Seen::of, {
+        let trigger = trigger.clone();
+        move |owner| trigger.wake(owner)
+    });
+    let controller = Arc::new(MyApps {
+        client: manager.client.clone(),
+        apps: apps.store.clone(),
+        pods,
+        events: manager.events(NAME),
+        written: Written::default(),
+        retries: Backoffs::new(policy),
+        settled: policy.max,
+        resync,
+        notes: Mutex::default(),
+    });
+    let told = {
+        let controller = Arc::clone(&controller);
+        move |touched: Touched<MyApp>, all_seen: bool| match touched {
+            Touched::Present(app) => {
+                controller.pods.want();
+                let key = Key::of(app.as_ref());
+                // Otherwise told of again once all have been seen.
+                if all_seen && !controller.written.knows(&key, &app) {
+                    trigger.wake(&key);
+                }
+            }
+            Touched::Gone(app) => {
+                let key = Key::of(app.as_ref());
+                controller.gone(&key);
+                trigger.wake(&key);
+            }
+        }
+    };
+    manager.control(apps, controller, Vec::new(), told);
+    Ok(())
+}
+
+impl MyApps {
+    fn note<T>(&self, key: &Key, act: impl FnOnce(&mut Notes) -> T) -> T {
+        act(self.notes.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default())
+    }
+
+    /// Whether there is a `MyApp` with this UID.
+    fn lives(&self, uid: &str) -> bool {
+        self.apps.state().iter().any(|app| app.uid().as_deref() == Some(uid))
+    }
+
+    async fn pass(&self, key: &Key, app: &MyApp, owner: &Owner) -> Result<Passed, Error> {
+        let known = || self.pods.child(&settle::pod_of(owner)).map(|child| child.report);
+        let pod = || known().filter(|seen| owner.claim(&seen.marks, |uid| self.lives(uid)) == Claim::Ours);
+        if app.spec.suspend.unwrap_or_default() {
+            return Ok(Passed::with(Standing::suspended(pod()), Outcome::Done));
+        }
+        match build::validate(app) {
+            Ok(wanted) => match self.settle(key, app, owner, &wanted).await {
+                Err(Error::WritePod(trouble)) => {
+                    self.note(key, |notes| notes.doubted = true);
+                    settle::refused(trouble, pod())
+                }
+                passed => passed,
+            },
+            Err(invalid) => Ok(Passed::with(Standing::invalid(invalid, pod()), Outcome::Done)),
+        }
+    }
+
+    async fn write(&self, key: &Key, app: &MyApp, standing: &Standing) -> Result<(), Error> {
+        let before = app.status.as_ref();
+        let generation = app.metadata.generation.unwrap_or_default();
+        let status = standing.status(before, generation, Time(Timestamp::now()));
+        if before == Some(&status) {
+            return Ok(());
+        }
+        let api: Api<MyApp> = Api::namespaced(self.client.clone(), &key.namespace);
+        match apply::status(&api, MANAGER, app, &status).await {
+            Ok(written) => self.written.wrote(key, written),
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            Err(error) => return Err(Error::WriteStatus(error)),
+        };
+        self.tell(key, app, before, standing);
+        Ok(())
+    }
+
+    /// An Event for each reason that lasts, once until all is well again, and one when it is: a container that crashes has
+    /// the same few reasons in turn for ever.
+    fn tell(&self, key: &Key, app: &MyApp, before: Option<&MyAppStatus>, standing: &Standing) {
+        let Why { reason, message } = &standing.why;
+        let then = before.and_then(|before| conditions::get(&before.conditions, READY));
+        let then = then.map(|then| Why::new(&then.reason, &then.message));
+        let regarding = app.object_ref(&());
+        if standing.ready {
+            let told = self.note(key, |notes| std::mem::take(&mut notes.told));
+            if !told.is_empty() || then.is_some_and(|then| then.reason != READY && then.is_news()) {
+                self.events.normal(regarding, "Run", reason, message.clone());
+            }
+        } else if standing.why.is_news()
+            && self.note(key, |notes| notes.told.insert(reason.clone()))
+            && then.is_none_or(|then| then.reason != *reason)
+        {
+            if reason == SUSPENDED {
+                self.events.normal(regarding, "Run", reason, message.clone());
+            } else {
+                self.events.warning(regarding, "Run", reason, message.clone());
+            }
+        }
+    }
+}
+
+impl Reconciler for MyApps {
+    type Object = MyApp;
+    type Error = Error;
+
+    async fn reconcile(&self, app: Arc<MyApp>) -> Result<Outcome, Error> {
+        let key = Key::of(app.as_ref());
+        let app = self.written.newest(&key, app);
+        // Its Pod goes after it: the garbage collector sees to that.
+        if app.metadata.deletion_timestamp.is_some() {
+            return Ok(Outcome::Done);
+        }
+        let Some(owner) = Owner::of(app.as_ref()) else { return Ok(Outcome::Done) };
+        self.pods.ready().await;
+        let Passed { standing, end } = self.pass(&key, &app, &owner).await?;
+        if let Some(standing) = standing {
+            self.write(&key, &app, &standing).await?;
+        }
+        // A watch may have failed to say something; and not all of them at once.
+        let resync = || Outcome::RequeueAfter(self.resync.mul_f64(rand::random_range(1.0..1.2)));
+        end.map(|outcome| if outcome == Outcome::Done { resync() } else { outcome })
+    }
+
+    fn gone(&self, key: &Key) {
+        self.pods.forget(&Key::new(&key.namespace, &build::pod_name(&key.name)));
+        self.retries.reset(key);
+        self.written.forget(key);
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+}

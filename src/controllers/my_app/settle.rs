@@ -1,0 +1,246 @@
+//! Has the Pod of a `MyApp` be as it is wanted.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Resource};
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::build::{self, Wanted};
+use super::seen::{Life, Seen, Why};
+use super::standing::{self, CONFLICT, NODE_GONE, NODE_NOT_READY, REFUSED, Standing, Step};
+use super::{Error, MyApps};
+use crate::api::MyApp;
+use crate::runtime::children::{Child, Trouble};
+use crate::runtime::conditions::{self, READY};
+use crate::runtime::ownership::{Claim, Owner};
+use crate::runtime::reconciler::Outcome;
+use crate::runtime::{Key, apply};
+
+/// How often a Pod is made or asked for in one pass, because it comes and goes in between.
+const TRIES: usize = 3;
+
+/// What a pass came to.
+pub struct Passed {
+    /// What the `MyApp` says; nothing new if none.
+    pub standing: Option<Standing>,
+    /// How the pass ends once that is written.
+    pub end: Result<Outcome, Error>,
+}
+
+impl Passed {
+    /// This is to be said, and it ends so.
+    pub fn with(standing: Standing, outcome: Outcome) -> Self {
+        Self { standing: Some(standing), end: Ok(outcome) }
+    }
+}
+
+/// What was found under a Pod's name.
+enum Found {
+    /// We made it just now.
+    Made(Child<Seen>),
+    /// It is there.
+    There(Child<Seen>),
+    /// It comes and goes all the time.
+    Unsteady,
+}
+
+/// What becomes of the node of a Pod.
+enum Place {
+    /// It is there, or nobody asked.
+    There,
+    /// It is there, and not ready: its own words.
+    NotReady(String),
+    /// It does not exist any more.
+    Gone,
+}
+
+/// The Pod of this owner.
+pub fn pod_of(owner: &Owner) -> Key {
+    Key::new(owner.namespace(), &build::pod_name(owner.name()))
+}
+
+impl MyApps {
+    /// Has the Pod be as it is wanted. At most one thing is done to it in a pass; the watch tells what came of that.
+    pub(super) async fn settle(
+        &self,
+        key: &Key,
+        app: &MyApp,
+        owner: &Owner,
+        wanted: &Wanted<'_>,
+    ) -> Result<Passed, Error> {
+        let child = match self.find(key, app, owner, wanted).await.map_err(Error::WritePod)? {
+            Found::There(child) => child,
+            Found::Made(child) => {
+                if app.status.as_ref().is_some_and(|status| status.pod_name.is_some()) {
+                    let words = format!("{} was gone, and is made again", child.key.name);
+                    self.events.normal(app.object_ref(&()), "Create", "Recreated", words);
+                }
+                return Ok(Passed::with(Standing::of(child.report), Outcome::Done));
+            }
+            Found::Unsteady => return Err(Error::PodUnsteady),
+        };
+        match standing::step(owner, wanted, &child.report, |uid| self.lives(uid)) {
+            Step::Leave(foreign) => {
+                let why = Why::new(CONFLICT, self.pods.conflict(owner, &foreign, &child.key));
+                // Nothing tells when it goes or is handed over: it has no mark of ours.
+                Ok(Passed::with(Standing::not(why, None), Outcome::Waiting))
+            }
+            Step::Wait => Ok(self.wait(key, app, child).await),
+            Step::Replace(differs) => {
+                self.delete(key, &child).await?;
+                let words = format!("{} is replaced: {differs}", child.key.name);
+                self.events.normal(app.object_ref(&()), "Delete", "Replaced", words);
+                Ok(Passed::with(Standing::terminating(child.report), Outcome::Waiting))
+            }
+            Step::Retry => self.retry(key, child).await,
+            Step::Mark(claim) => {
+                let marked = self.pods.mark(owner, &child, &child.report.marks).await.map_err(Error::WritePod)?;
+                if claim != Claim::Ours {
+                    let words = format!("{} is taken over as it is", child.key.name);
+                    self.events.normal(app.object_ref(&()), "Adopt", "Adopted", words);
+                }
+                self.keep(key, app, marked).await
+            }
+            Step::Keep => self.keep(key, app, child).await,
+        }
+    }
+
+    /// The Pod, made if there is none. Nothing is asked for that the watch shows, or that making it tells; but while
+    /// somebody else's is known to be there, making one would only be refused.
+    async fn find(&self, key: &Key, app: &MyApp, owner: &Owner, wanted: &Wanted<'_>) -> Result<Found, Trouble> {
+        let pod = pod_of(owner);
+        let known = self.pods.child(&pod);
+        let mut taken = says(app, &[CONFLICT]);
+        if let Some(known) = known {
+            if self.believes(key) {
+                return Ok(Found::There(known));
+            }
+            taken = true;
+        }
+        for _ in 0..TRIES {
+            if !taken && let Some(made) = self.pods.make(&build::pod(owner, wanted)).await? {
+                return Ok(Found::Made(made));
+            }
+            let there = self.pods.ask(&pod).await?;
+            self.note(key, |notes| (notes.believed, notes.doubted) = (None, false));
+            if let Some(there) = there {
+                return Ok(Found::There(there));
+            }
+            taken = false;
+        }
+        Ok(Found::Unsteady)
+    }
+
+    /// Whether what the watch shows of the Pod is believed: it may have failed to say something, and nobody would ever know.
+    fn believes(&self, key: &Key) -> bool {
+        self.note(key, |notes| {
+            !notes.doubted && notes.believed.get_or_insert_with(Instant::now).elapsed() < self.resync
+        })
+    }
+
+    /// A Pod that is as it is wanted.
+    async fn keep(&self, key: &Key, app: &MyApp, child: Child<Seen>) -> Result<Passed, Error> {
+        if child.report.life == Life::Ready {
+            self.note(key, |notes| notes.looked = None);
+            return Ok(Passed::with(Standing::of(child.report), Outcome::Done));
+        }
+        let Some(node) = child.report.node.clone() else {
+            return Ok(Passed::with(Standing::of(child.report), Outcome::Done));
+        };
+        let standing = match self.place(key, app, &child, &node).await {
+            Place::There => Standing::of(child.report),
+            Place::NotReady(said) => Standing::node_not_ready(child.report, &node, &said),
+            Place::Gone => {
+                self.delete(key, &child).await?;
+                Standing::node_gone(child.report, &node)
+            }
+        };
+        Ok(Passed::with(standing, Outcome::Waiting))
+    }
+
+    /// A Pod that is being deleted. Its kubelet says when it is gone; if that does not, whoever reads this is told why.
+    async fn wait(&self, key: &Key, app: &MyApp, child: Child<Seen>) -> Passed {
+        let standing = match child.report.node.clone() {
+            None => Standing::terminating(child.report),
+            Some(node) => match self.place(key, app, &child, &node).await {
+                Place::There => Standing::terminating(child.report),
+                Place::NotReady(said) => Standing::node_not_ready(child.report, &node, &said),
+                Place::Gone => Standing::node_gone(child.report, &node),
+            },
+        };
+        // It may be one that no watch shows.
+        Passed::with(standing, Outcome::Waiting)
+    }
+
+    /// A Pod that came to its end: it is deleted after a delay that grows from one to the next, unless this one lasted.
+    async fn retry(&self, key: &Key, child: Child<Seen>) -> Result<Passed, Error> {
+        let age = child.report.created.map(|created| Timestamp::now().duration_since(created));
+        let lasted = age.is_some_and(|age| Duration::try_from(age).is_ok_and(|age| age > self.settled));
+        let due = self.note(key, |notes| match &notes.due {
+            Some((uid, due)) if *uid == child.uid => *due,
+            _ => {
+                if lasted {
+                    self.retries.reset(key);
+                }
+                let due = Instant::now() + self.retries.next_delay(key);
+                notes.due = Some((child.uid.clone(), due));
+                due
+            }
+        });
+        let left = due.saturating_duration_since(Instant::now());
+        let standing = Standing::not(child.report.why.clone(), Some(child.report.clone()));
+        if left > Duration::ZERO {
+            return Ok(Passed::with(standing, Outcome::RequeueAfter(left)));
+        }
+        self.delete(key, &child).await?;
+        Ok(Passed::with(standing, Outcome::Waiting))
+    }
+
+    /// Deletes the Pod. What is known of it is out of date then: unless the watch says so first, it is asked for.
+    async fn delete(&self, key: &Key, child: &Child<Seen>) -> Result<(), Error> {
+        self.note(key, |notes| notes.doubted = true);
+        self.pods.delete(child).await.map_err(Error::WritePod)
+    }
+
+    /// What becomes of the node of a Pod that is not ready. It is asked for once the Pod has stood still between two looks: as
+    /// long as the Pod changes there is somebody who changes it.
+    async fn place(&self, key: &Key, app: &MyApp, child: &Child<Seen>, node: &str) -> Place {
+        let now = Some((child.uid.clone(), child.version.clone()));
+        let before = self.note(key, |notes| std::mem::replace(&mut notes.looked, now.clone()));
+        if before != now && !says(app, &[NODE_GONE, NODE_NOT_READY]) {
+            return Place::There;
+        }
+        match Api::<Node>::all(self.client.clone()).get_opt(node).await {
+            Ok(Some(found)) => standing::not_ready(&found).map_or(Place::There, Place::NotReady),
+            Ok(None) => Place::Gone,
+            Err(error) => {
+                debug!(node, error = &error as &dyn std::error::Error, "the node of the Pod could not be read");
+                Place::There
+            }
+        }
+    }
+}
+
+/// What a pass came to in which the Pod could not be read or written: what the apiserver does not take, it may take later.
+pub fn refused(trouble: Trouble, pod: Option<Seen>) -> Result<Passed, Error> {
+    match trouble {
+        // The MyApp goes, too.
+        Trouble::Refused { said, .. } if apply::is_terminating(&said) => {
+            Ok(Passed { standing: None, end: Ok(Outcome::Waiting) })
+        }
+        Trouble::Refused { .. } => {
+            let standing = Standing::not(Why::new(REFUSED, trouble.to_string()), pod);
+            Ok(Passed { standing: Some(standing), end: Err(Error::PodRefused(trouble.to_string())) })
+        }
+        trouble => Err(Error::WritePod(trouble)),
+    }
+}
+
+/// Whether this is why a `MyApp` says that it is not well.
+fn says(app: &MyApp, reasons: &[&str]) -> bool {
+    let condition = app.status.as_ref().and_then(|status| conditions::get(&status.conditions, READY));
+    condition.is_some_and(|condition| reasons.contains(&condition.reason.as_str()))
+}

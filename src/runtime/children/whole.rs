@@ -1,0 +1,135 @@
+//! Children that are made and deleted, and never applied over, as Pods are: most of a Pod cannot be changed, and what its
+//! kubelet and those who admitted it have written into it is not ours to take back.
+
+use std::fmt::Debug;
+
+use kube::core::{NamespaceResourceScope, ObjectMeta};
+use kube::{Api, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::{Children, Trouble, resource};
+use crate::runtime::ownership::{ADOPT_BY, Foreign, OWNER, OWNER_UID, Owner};
+use crate::runtime::seen::Known;
+use crate::runtime::{Key, apply};
+
+/// A child in one state: what is then done to it is refused with 409 if it has changed since.
+#[derive(Clone, Debug)]
+pub struct Child<S> {
+    /// Its namespace and name.
+    pub key: Key,
+    /// Its UID.
+    pub uid: String,
+    /// Its resourceVersion.
+    pub version: String,
+    /// What its owner reports of it.
+    pub report: S,
+}
+
+impl<K, S> Children<K, S>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Default
+        + Serialize
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+    S: Clone + PartialEq + Send + Sync + 'static,
+{
+    /// The child of this name that has our label, as it is known without asking.
+    pub fn child(&self, key: &Key) -> Option<Child<S>> {
+        let Known { uid, version, report, .. } = self.seen.known(key)?;
+        Some(Child { key: key.clone(), uid, version: version.to_string(), report })
+    }
+
+    /// The object of this name, whosever it is, by asking for it.
+    ///
+    /// # Errors
+    /// It could not be read.
+    pub async fn ask(&self, key: &Key) -> Result<Option<Child<S>>, Trouble> {
+        let Some(live) = Self::sent(key, self.api(key).get_opt(&key.name).await)? else {
+            self.seen.absent(key);
+            return Ok(None);
+        };
+        let labelled = live.labels().contains_key(OWNER_UID);
+        Ok(Some(if labelled { self.noted(key, &live) } else { self.as_it_is(key, &live) }))
+    }
+
+    /// Makes `desired`, which is marked as its owner's; none if there is an object of its name.
+    ///
+    /// # Errors
+    /// It could not be made.
+    pub async fn make(&self, desired: &K) -> Result<Option<Child<S>>, Trouble> {
+        let key = Key::of(desired);
+        let made = Self::sent(&key, apply::create(&self.api(&key), self.manager, desired).await)?;
+        Ok(made.map(|made| self.noted(&key, &made)))
+    }
+
+    /// Puts the owner's marks on a child; the consent to take it over is used up. `metadata` has the owner references that it
+    /// has now. Nothing else of it is changed.
+    ///
+    /// # Errors
+    /// It could not be changed.
+    pub async fn mark(&self, owner: &Owner, child: &Child<S>, metadata: &ObjectMeta) -> Result<Child<S>, Trouble> {
+        let mut marked = metadata.clone();
+        owner.mark(&mut marked);
+        let patch = json!({
+            "labels": { OWNER_UID: marked.labels.unwrap_or_default().get(OWNER_UID) },
+            "annotations": { OWNER: owner.path(), ADOPT_BY: null },
+            "ownerReferences": marked.owner_references,
+        });
+        let api = self.api(&child.key);
+        let written = apply::metadata(&api, self.manager, &stub::<K, S>(child), patch).await;
+        Ok(self.noted(&child.key, &Self::sent(&child.key, written)?))
+    }
+
+    /// Deletes a child, with the grace that it asks for.
+    ///
+    /// # Errors
+    /// It could not be deleted.
+    pub async fn delete(&self, child: &Child<S>) -> Result<(), Trouble> {
+        Self::sent(&child.key, apply::remove(&self.api(&child.key), &stub::<K, S>(child)).await)
+    }
+
+    /// What to say of an object that is not ours.
+    pub fn conflict(&self, owner: &Owner, foreign: &Foreign, key: &Key) -> String {
+        owner.conflict(foreign, &resource::<K>(), &key.namespace, &key.name)
+    }
+
+    fn api(&self, key: &Key) -> Api<K> {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
+    fn as_it_is(&self, key: &Key, object: &K) -> Child<S> {
+        Child {
+            key: key.clone(),
+            uid: object.uid().unwrap_or_default(),
+            version: object.resource_version().unwrap_or_default(),
+            report: (self.report)(object),
+        }
+    }
+
+    /// We wrote or read it so: the watch, which may lag behind, has nothing older to say.
+    fn noted(&self, key: &Key, object: &K) -> Child<S> {
+        // Nobody compares it with a digest.
+        self.seen.wrote(key, self.known(object), String::new());
+        self.as_it_is(key, object)
+    }
+}
+
+/// An object of which only that is known that tells its state.
+fn stub<K: Resource + Default, S>(child: &Child<S>) -> K {
+    let mut object = K::default();
+    *object.meta_mut() = ObjectMeta {
+        namespace: Some(child.key.namespace.to_string()),
+        name: Some(child.key.name.to_string()),
+        uid: Some(child.uid.clone()),
+        resource_version: Some(child.version.clone()),
+        ..ObjectMeta::default()
+    };
+    object
+}

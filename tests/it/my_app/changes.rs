@@ -1,0 +1,124 @@
+//! Whatever becomes of the spec or of the Pod, there is a Pod as it is wanted; and then nothing is written.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use quartermaster::api::MyApp;
+use serde_json::{Value, json};
+
+use crate::support::{Bed, Operator, Settings};
+
+/// The values of the container's variable, and its image.
+fn made_of(pod: &Pod) -> (Value, String) {
+    let container = &pod.spec.as_ref().unwrap().containers[0];
+    let values = container.env.iter().flatten().map(|variable| json!(variable.value)).collect();
+    (Value::Array(values), container.image.clone().unwrap())
+}
+
+#[tokio::test]
+async fn a_changed_spec_is_a_new_pod_and_everything_else_is_none() {
+    let bed = Bed::shared("apps").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.app("web", json!({ "image": "nginx:1", "banner": "one" })).await;
+    let first = bed.app_runs("web").await;
+    assert_eq!(made_of(&first), (json!(["one"]), "nginx:1".into()));
+
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+    let second = bed.app_runs_anew("web", &first).await;
+    assert_eq!(made_of(&second), (json!(["one"]), "nginx:2".into()));
+    let words = bed.event("web", "Replaced").await;
+    assert_eq!(words, "web-pod is replaced: its image is nginx:1, and is to be nginx:2");
+    assert_eq!(bed.event("web", "Recreated").await, "web-pod was gone, and is made again");
+
+    // As long as it may be, and with all that the kubelet or a shell could make something of.
+    let banner = format!("'a' \"b\" $(HOME) $$ `c` \\n\n\u{1F680}{}", "$(date) 0123456789\n".repeat(5600));
+    assert!(banner.len() > 100_000);
+    bed.patch::<MyApp>("web", json!({ "spec": { "banner": banner } })).await;
+    let third = bed.app_runs_anew("web", &second).await;
+    assert_eq!(made_of(&third).0, json!([banner.replace('$', "$$")]));
+    bed.patch::<MyApp>("web", json!({ "spec": { "banner": null } })).await;
+    let fourth = bed.app_runs_anew("web", &third).await;
+    assert_eq!(made_of(&fourth).0, json!([null]), "the apiserver keeps no empty value");
+
+    bed.patch::<MyApp>("web", json!({ "spec": { "podSecurity": "Baseline" } })).await;
+    let fifth = bed.app_runs_anew("web", &fourth).await;
+    assert!(fifth.spec.as_ref().unwrap().containers[0].security_context.is_none());
+
+    // Somebody gives the Pod itself another image.
+    bed.kubectl(&["set", "image", "pod/web-pod", "web=httpd"]).await;
+    let sixth = bed.app_runs_anew("web", &fifth).await;
+    assert_eq!(made_of(&sixth).1, "nginx:2");
+
+    // Labels, annotations, suspension and the default spelt out change nothing.
+    let since = bed.plane.audit().mark().await.unwrap();
+    bed.patch::<MyApp>("web", json!({ "metadata": { "labels": { "a": "b" } }, "spec": { "suspend": false } })).await;
+    bed.patch::<Pod>("web-pod", json!({ "metadata": { "labels": { "a": "b" }, "annotations": { "c": "d" } } })).await;
+    assert_eq!(bed.app_runs("web").await.uid(), sixth.uid());
+    bed.marker("marker").await;
+    let mut asked = bed.asked(since).await;
+    asked.remove("patch myapps/status marker");
+    // The new generation is noted.
+    assert_eq!(asked, [("patch myapps/status web".to_owned(), 1)].into());
+}
+
+#[tokio::test]
+async fn a_pod_that_is_deleted_is_made_again() {
+    let bed = Bed::shared("apps").await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    bed.app("web", json!({ "image": "nginx" })).await;
+    let mut pod = bed.app_runs("web").await;
+    for _ in 0..3 {
+        bed.delete::<Pod>("web-pod").await;
+        pod = bed.app_runs_anew("web", &pod).await;
+    }
+    bed.pod_ends("web").await;
+    pod = bed.app_runs_anew("web", &pod).await;
+
+    // While nobody looks.
+    operator.kill();
+    bed.delete::<Pod>("web-pod").await;
+    operator.restart();
+    operator.ready().await;
+    pod = bed.app_runs_anew("web", &pod).await;
+
+    // At rest, and after a restart, nothing is written and nothing asked for.
+    bed.marker("marker").await;
+    let since = bed.plane.audit().mark().await.unwrap();
+    operator.kill();
+    operator.restart();
+    operator.ready().await;
+    bed.patch::<Pod>("web-pod", json!({ "metadata": { "labels": { "a": "b" } } })).await;
+    bed.marker("later").await;
+    let mut asked = bed.asked(since).await;
+    asked.remove("patch myapps/status later");
+    assert_eq!(asked, [].into());
+    assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
+}
+
+#[tokio::test]
+async fn suspended_it_is_left_alone() {
+    let bed = Bed::shared("apps").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.app("web", json!({ "image": "nginx:1" })).await;
+    bed.app("never", json!({ "image": "nginx:1", "suspend": true })).await;
+    let pod = bed.app_runs("web").await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "suspend": true } })).await;
+    bed.app_says("web", "Suspended").await;
+    bed.app_says("never", "Suspended").await;
+    bed.event("web", "Suspended").await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+    bed.app_says("web", "Suspended").await;
+    bed.marker("marker").await;
+    assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
+    assert!(bed.pod("never").await.is_none());
+    bed.delete::<Pod>("web-pod").await;
+    bed.until("web", "its Pod is gone", |app: &MyApp| app.status.as_ref().is_some_and(|it| it.pod_name.is_none()))
+        .await;
+    bed.marker("later").await;
+    assert!(bed.pod("web").await.is_none());
+
+    bed.patch::<MyApp>("web", json!({ "spec": { "suspend": null } })).await;
+    bed.patch::<MyApp>("never", json!({ "spec": { "suspend": false } })).await;
+    assert_eq!(made_of(&bed.app_runs("web").await).1, "nginx:2");
+    bed.app_runs("never").await;
+    bed.event("web", "Ready").await;
+}

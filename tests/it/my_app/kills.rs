@@ -1,0 +1,127 @@
+//! The operator is killed at each of its writes, loses answers, and is told nothing: there is one Pod, as it is wanted, and it
+//! says so.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use quartermaster::api::MyApp;
+use serde_json::{Value, json};
+use testbed::proxy::{Fault, Lost, Match, Point, Then, Times, Verb};
+use tokio::sync::Notify;
+
+use super::{by_hand, running, says};
+use crate::support::{Bed, Operator, Plane, Settings};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_at_any_write_changes_nothing() {
+    let bed = by_hand("kills").await;
+    let (_, undisturbed) = run(&bed.plane, Point::Before, u64::MAX).await;
+    let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer].map(async |point| {
+        let mut write = 1;
+        loop {
+            let (killed, state) = run(&bed.plane, point, write).await;
+            assert_eq!(state, undisturbed, "killed at write {write}, {point:?}");
+            if !killed {
+                break write - 1;
+            }
+            write += 1;
+        }
+    });
+    let [before, applied, answered] = points;
+    let writes = tokio::join!(before, applied, answered);
+    // At least: a Pod, that it is there, that it goes, another one, that it is there.
+    assert!(writes.0 >= 5 && writes.1 >= 5 && writes.2 >= 5, "{writes:?} writes");
+    tokio::join!(answers_that_are_lost(&bed.plane), a_watch_that_is_silent(&bed.plane));
+}
+
+/// A `MyApp` is made, and given another image, while the operator is killed at that write. Says whether it came to that, and
+/// how all of it ends.
+async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
+    let bed = Bed::on(plane.clone(), "kills").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let (reached, dead) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let hook = {
+        let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
+        Fault::hook(point, move |_| {
+            let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
+            async move {
+                reached.notify_one();
+                dead.notified().await;
+                Then::Cut
+            }
+        })
+    };
+    // Events are best effort.
+    let order = proxy.inject(Match::writes().except_resource("events"), Times::Nth(write), hook);
+    let mut operator = Operator::launch(&bed, Settings::default().kubeconfig(file)).await;
+    let changes = async {
+        bed.app("web", json!({ "image": "nginx:1" })).await;
+        bed.app_says("web", "PodPending").await;
+        bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+        bed.app_says("web", "PodPending").await;
+    };
+    let kill = async {
+        reached.notified().await;
+        operator.kill();
+        dead.notify_one();
+        operator.restart();
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = changes => {}
+        () = kill => {}
+    }
+    drop(operator);
+    (order.hits() > 0, end_state(&bed).await)
+}
+
+/// Without names, times and versions.
+async fn end_state(bed: &Bed) -> Value {
+    let pods = bed.api::<Pod>().list(&ListParams::default()).await.unwrap().items;
+    let app = bed.api::<MyApp>().get("web").await.unwrap();
+    let specs: Vec<_> = pods.iter().map(|pod| json!(pod.spec)).collect();
+    let status = app.status.as_ref().unwrap();
+    json!({ "pods": specs, "says": says(&app), "status": [status.pod_name, status.phase, status.observed_generation] })
+}
+
+/// The Pod is made, and nobody learns of it: it is found, and not made again.
+async fn answers_that_are_lost(plane: &Plane) {
+    let bed = Bed::on(plane.clone(), "lost").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let lost = proxy.inject(Match::verb(Verb::Create).resource("pods"), Times::First(1), Fault::LoseAnswer(Lost::Cut));
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    bed.app("web", json!({ "image": "nginx" })).await;
+    bed.app_says("web", "PodPending").await;
+    assert_eq!(lost.hits(), 1);
+    let pods = bed.api::<Pod>().list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(pods.len(), 1);
+}
+
+/// Nothing is believed for ever, and nothing is done twice because nobody says that it is done.
+async fn a_watch_that_is_silent(plane: &Plane) {
+    let bed = Bed::on(plane.clone(), "silent").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file).flag("--resync=1s")).await;
+    bed.app("web", json!({ "image": "nginx:1" })).await;
+    bed.app_says("web", "PodPending").await;
+    let first = bed.pod("web").await.unwrap();
+    let hidden = proxy.hide(Match::watch("pods"), |event| event.kind == "DELETED");
+    bed.delete::<Pod>("web-pod").await;
+    let second = bed.another("web", &first).await;
+    assert_eq!(hidden.hits(), 1);
+    proxy.behave();
+
+    bed.app_says("web", "PodPending").await;
+    proxy.freeze(Match::watch("pods"));
+    bed.pod_is("web", running(true)).await;
+    bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
+    let third = bed.another("web", &second).await;
+    assert_eq!(third.spec.unwrap().containers[0].image.as_deref(), Some("nginx:2"));
+    bed.app_says("web", "PodPending").await;
+    bed.event("web", "Replaced").await;
+    bed.event("web", "Recreated").await;
+    assert_eq!(bed.events("web", "Replaced").await.len(), 1);
+    let deletes = proxy.requests().iter().filter(|seen| seen.request.verb == Verb::Delete).count();
+    assert!(deletes <= 2, "{deletes}: in the state that was shown, and in the one that is there");
+}

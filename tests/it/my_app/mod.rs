@@ -1,0 +1,174 @@
+//! `MyApp`: its command, executed for real, and its Pod on the control plane.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Resource as _, ResourceExt as _};
+use quartermaster::api::MyApp;
+use serde_json::{Value, json};
+use testbed::Options;
+use testbed::control_plane::audit::{Mark, Request};
+use testbed::wait::until;
+
+use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
+
+mod changes;
+mod kills;
+mod kubelet;
+mod ownership;
+mod refusals;
+mod shell;
+mod walkthrough;
+
+/// What a `MyApp` says of itself: its condition's reason and words.
+fn says(app: &MyApp) -> (String, String) {
+    let condition = app.status.as_ref().and_then(|status| status.conditions.first());
+    condition.map(|condition| (condition.reason.clone(), condition.message.clone())).unwrap_or_default()
+}
+
+/// A control plane without scheduler, kubelet and garbage collector: whatever becomes of a Pod there is a test's own doing.
+async fn by_hand(name: &str) -> Bed {
+    let flags = vec!["--disable-admission-plugins=ServiceAccount".to_owned()];
+    Bed::own_with(Options { apiserver_flags: flags, ..Options::apiserver_only() }, name).await
+}
+
+impl Bed {
+    /// A `MyApp` with this spec.
+    async fn app(&self, name: &str, spec: Value) -> MyApp {
+        self.create(name, json!({ "spec": spec })).await
+    }
+
+    /// Waits until a `MyApp` says this of its present spec; gives the words.
+    async fn app_says(&self, name: &str, reason: &str) -> String {
+        let app = self
+            .until(name, reason, |app: &MyApp| {
+                let observed = app.status.as_ref().and_then(|status| status.observed_generation);
+                observed == app.metadata.generation && says(app).0 == reason
+            })
+            .await;
+        let status = app.status.as_ref().unwrap();
+        assert_eq!(status.ready, reason == "Ready");
+        assert_eq!(status.conditions[0].observed_generation, status.observed_generation);
+        assert_eq!(status.conditions[0].status, if status.ready { "True" } else { "False" });
+        says(&app).1
+    }
+
+    /// Its Pod, as it is.
+    async fn pod(&self, app: &str) -> Option<Pod> {
+        self.api().get_opt(&format!("{app}-pod")).await.unwrap()
+    }
+
+    /// Waits until a `MyApp` is ready; gives its Pod.
+    async fn app_runs(&self, name: &str) -> Pod {
+        self.app_says(name, "Ready").await;
+        self.pod(name).await.unwrap()
+    }
+
+    /// Waits until a `MyApp` is ready with another Pod than this.
+    async fn app_runs_anew(&self, name: &str, before: &Pod) -> Pod {
+        self.another(name, before).await;
+        self.app_runs(name).await
+    }
+
+    /// Waits until there is another Pod than this.
+    async fn another(&self, app: &str, before: &Pod) -> Pod {
+        let other = |pod: Pod| (pod.uid() != before.uid()).then_some(pod);
+        until(format!("another {app}-pod"), SOON, async || Ok(self.pod(app).await.and_then(other))).await.unwrap()
+    }
+
+    /// Waits until Pods are let in: a new namespace has no `ServiceAccount` for a moment.
+    async fn takes_pods(&self) {
+        let accounts: Api<ServiceAccount> = self.api();
+        until("its default ServiceAccount", SOON, async || Ok(accounts.get_opt("default").await?)).await.unwrap();
+    }
+
+    /// The operator's requests in this namespace since then, but for Events: verb and resource, and how often.
+    async fn asked(&self, since: Mark) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for Request { subject, .. } in self.plane.audit().requests(since).await.unwrap() {
+            let ours = subject.user == format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+            let watches = ["watch", "list"].contains(&subject.verb.as_str());
+            if ours && subject.namespace == self.namespace && subject.resource != "events" && !watches {
+                *counts.entry(format!("{} {} {}", subject.verb, subject.resource, subject.name)).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    /// Has the operator do something later than all that it was told before.
+    async fn marker(&self, name: &str) {
+        self.app(name, json!({ "image": "nginx", "suspend": true })).await;
+        self.app_says(name, "Suspended").await;
+    }
+
+    /// Gives a Pod this node, as the scheduler does.
+    async fn bind(&self, app: &str, node: &str) {
+        let name = format!("{app}-pod");
+        let binding = json!({ "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name }, "target": { "kind": "Node", "name": node } });
+        let pods: Api<Pod> = self.api();
+        let _: Value = pods.create_subresource("binding", &name, &PostParams::default(), &binding).await.unwrap();
+    }
+
+    /// Says of a Pod how it is, as its kubelet does.
+    async fn pod_is(&self, app: &str, status: Value) {
+        let patch = Patch::Merge(json!({ "status": status }));
+        let pods: Api<Pod> = self.api();
+        pods.patch_status(&format!("{app}-pod"), &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Removes a Pod that is being deleted, as its kubelet does, or who collects the Pods of nodes that are gone.
+    async fn pod_ends(&self, app: &str) {
+        let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        self.api::<Pod>().delete(&format!("{app}-pod"), &now).await.unwrap();
+    }
+
+    /// A node that says this of itself.
+    async fn node(&self, name: &str, ready: &str, message: &str) {
+        let condition = json!({ "type": "Ready", "status": ready, "reason": "Said", "message": message });
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        if nodes.get_opt(name).await.unwrap().is_none() {
+            let node = serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
+            nodes.create(&PostParams::default(), &node).await.unwrap();
+        }
+        let patch = Patch::Merge(json!({ "status": { "conditions": [condition] } }));
+        nodes.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+}
+
+/// A Pod's status, running and ready or not.
+fn running(ready: bool) -> Value {
+    let ready = if ready { "True" } else { "False" };
+    json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": ready }], "containerStatuses": null })
+}
+
+/// A Pod's status while its container waits.
+fn waiting(phase: &str, reason: &str, message: &str) -> Value {
+    let state = json!({ "waiting": { "reason": reason, "message": message } });
+    let container =
+        json!({ "name": "web", "image": "nginx", "imageID": "", "ready": false, "restartCount": 0, "state": state });
+    json!({ "phase": phase, "conditions": [{ "type": "Ready", "status": "False" }], "containerStatuses": [container] })
+}
+
+/// The Pod that document 003's program makes: the variable twice, no owner.
+fn documents_pod(app: &str, image: &str, banner: &str) -> Value {
+    let script = "if [ -n \"$BANNER\" ]; then echo \"$BANNER\"; fi\nexec sleep infinity\n";
+    json!({
+        "metadata": { "labels": { "app": app } },
+        "spec": { "containers": [{
+            "name": app,
+            "image": image,
+            "ports": [{ "containerPort": 80 }],
+            "env": [{ "name": "BANNER", "value": "" }, { "name": "BANNER", "value": banner }],
+            "command": ["/bin/sh", "-c"],
+            "args": [script],
+        }] },
+    })
+}
+
+/// The controller of a Pod, and whether it is this `MyApp`.
+fn is_owned_by(pod: &Pod, app: &MyApp) -> bool {
+    let controller = pod.owner_references().iter().find(|owner| owner.controller == Some(true));
+    let label = pod.labels().get("quartermaster.dev/owner-uid");
+    controller.is_some_and(|owner| Some(&owner.uid) == app.meta().uid.as_ref()) && label == app.meta().uid.as_ref()
+}
