@@ -5,6 +5,7 @@
 
 #![allow(clippy::duplicated_attributes)] // it takes equal arguments of two printer columns for a repetition
 
+pub mod app_service;
 pub mod common;
 pub mod config_map_sync;
 pub mod contact_point;
@@ -13,6 +14,7 @@ pub mod my_app;
 pub mod schema;
 pub mod tracked_field;
 
+pub use app_service::AppService;
 pub use config_map_sync::ConfigMapSync;
 pub use contact_point::ContactPoint;
 pub use my_app::MyApp;

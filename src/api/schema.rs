@@ -183,6 +183,9 @@ mod tests {
         assert!(required("ContactPoint.status").is_empty());
         assert_eq!(required("TrackedField.spec"), ["contactPoint", "field", "target"]);
         assert_eq!(required("TrackedField.spec.target"), ["kind", "name"]);
+        assert_eq!(required("AppService.spec"), ["image", "size"]);
+        assert_eq!(required("AppService.spec.ports"), ["port"]);
+        assert!(required("AppService.status").is_empty());
         assert_eq!(required("ConfigMapSync.spec"), ["configMapName", "sourceNamespace"]);
         assert!(required("ConfigMapSync.status").is_empty());
         assert!(required("MyApp.spec").is_empty() && required("MyApp.status").is_empty());

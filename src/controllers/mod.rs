@@ -1,5 +1,6 @@
 //! What is done for each kind.
 
+pub mod app_service;
 pub mod config_map_sync;
 pub mod contact_point;
 pub mod my_app;

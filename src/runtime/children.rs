@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use kube::core::NamespaceResourceScope;
+use kube::core::{NamespaceResourceScope, Status};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
@@ -80,7 +80,7 @@ pub enum Trouble {
         /// The child.
         what: String,
         /// The answer.
-        said: Box<kube::core::Status>,
+        said: Box<Status>,
     },
     /// It could not be read or written.
     #[error("{what} could not be read or written: {error}")]
@@ -179,11 +179,23 @@ where
         };
         let _asking = self.seen.asking(&key);
         for _ in 0..TRIES {
-            if !there && let Some(created) = Self::sent(&key, apply::create(&api, self.manager, &desired).await)? {
-                return Ok(Settled { done: Done::Created, report: self.wrote(&key, &created, digest) });
+            let mut refused = None;
+            if !there {
+                match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
+                    Ok(Some(created)) => {
+                        return Ok(Settled { done: Done::Created, report: self.wrote(&key, &created, digest) });
+                    }
+                    Ok(None) => {}
+                    // Of a Service that is there the apiserver says that its port on the nodes is taken: by itself.
+                    Err(trouble @ Trouble::Refused { .. }) => refused = Some(trouble),
+                    Err(trouble) => return Err(trouble),
+                }
             }
             let Some(live) = Self::sent(&key, api.get_opt(&key.name).await)? else {
                 self.seen.absent(&key);
+                if let Some(refused) = refused {
+                    return Err(refused);
+                }
                 there = false;
                 continue;
             };
@@ -209,6 +221,27 @@ where
             return Ok(Settled { done: Done::Changed, report: self.wrote(&key, &applied, digest) });
         }
         Err(Trouble::Going(what::<K>(&key)))
+    }
+
+    /// Takes from others what they put at `path`, in the form of `managedFields`, of a child that is the owner's, so that the
+    /// next [`Children::settle`] takes it away: a list of ours in which nothing of theirs can stand. Whether there was any.
+    ///
+    /// # Errors
+    /// When it could not be read or written.
+    pub async fn reclaim(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        lives: impl Fn(&str) -> bool + Sync,
+        path: &[&str],
+    ) -> Result<bool, Trouble> {
+        let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
+        let live = Self::sent(key, api.get_opt(&key.name).await)?;
+        let Some(live) = live.filter(|live| owner.claim(live.meta(), &lives) == Claim::Ours) else { return Ok(false) };
+        let managed = live.meta().managed_fields.as_deref().unwrap_or_default();
+        let Some(managed) = managed_fields::reclaimed(managed, self.manager, path) else { return Ok(false) };
+        Self::sent(key, apply::metadata(&api, self.manager, &live, json!({ "managedFields": managed })).await)?;
+        Ok(true)
     }
 
     /// Has there be no such child of the owner's; whether it was deleted now. Unless it is watched, having its label, it is
@@ -294,7 +327,8 @@ where
     fn sent<T>(key: &Key, answer: kube::Result<T>) -> Result<T, Trouble> {
         answer.map_err(|error| match error {
             kube::Error::Api(said)
-                if matches!(said.code, 400 | 403 | 405 | 413 | 422) && !super::reconciler::is_replaced(&said) =>
+                if is_unreadable(&said)
+                    || (matches!(said.code, 400 | 403 | 405 | 413 | 422) && !super::reconciler::is_replaced(&said)) =>
             {
                 Trouble::Refused { what: what::<K>(key), said }
             }
@@ -344,6 +378,13 @@ where
             self.seen.settled(shard);
         }
     }
+}
+
+/// Server-side apply answers 500 to an object that is none of its kind, such as one with a quantity that is no number (seen
+/// on 1.36); a creation is then a 400.
+fn is_unreadable(said: &Status) -> bool {
+    let begins = ["failed to convert new object", "failed to create typed patch object"];
+    said.code == 500 && begins.iter().any(|words| said.message.starts_with(words))
 }
 
 /// Metadata of an object that is taken over: the former writers' entries are ours, and so is the controller; the consent

@@ -50,11 +50,7 @@ pub fn handed_over(
     let mut kept = Value::Object(Map::new());
     for path in left {
         if let Some(field) = take(&mut applied, path) {
-            let nested = path
-                .iter()
-                .rev()
-                .fold(field, |inner, name| Value::Object([((*name).to_owned(), inner)].into_iter().collect()));
-            join(&mut kept, nested);
+            join(&mut kept, nested(path, field));
         }
     }
     let entry = |operation: &str, fields: Value| ManagedFieldsEntry {
@@ -71,6 +67,36 @@ pub fn handed_over(
         entries.push(entry(UPDATE, kept));
     }
     entries
+}
+
+/// The entries after all that others updated at `path` is what `manager` applied; none if there is nothing of others'.
+pub fn reclaimed(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> Option<Vec<ManagedFieldsEntry>> {
+    let mut entries = managed.to_vec();
+    let ours = entries.iter().position(|entry| is_of(entry, manager) && operation(entry) == APPLY)?;
+    let api_version = entries[ours].api_version.clone();
+    let mut theirs = Value::Object(Map::new());
+    let others = entries.iter_mut().filter(|entry| {
+        operation(entry) == UPDATE
+            && entry.api_version == api_version
+            && entry.subresource.as_deref().unwrap_or_default().is_empty()
+    });
+    for FieldsV1(fields) in others.filter_map(|entry| entry.fields_v1.as_mut()) {
+        if let Some(taken) = take(fields, path) {
+            join(&mut theirs, nested(path, taken));
+        }
+    }
+    let FieldsV1(applied) = entries[ours].fields_v1.as_mut()?;
+    let before = applied.clone();
+    join(applied, theirs);
+    let news = *applied != before;
+    // An empty set would be a claim on all.
+    entries.retain(|entry| fields(entry).as_object().is_none_or(|fields| !fields.is_empty()));
+    news.then_some(entries)
+}
+
+/// `field` at `path`.
+fn nested(path: &[&str], field: Value) -> Value {
+    path.iter().rev().fold(field, |inner, name| Value::Object([((*name).to_owned(), inner)].into_iter().collect()))
 }
 
 fn operation(entry: &ManagedFieldsEntry) -> &str {
@@ -299,5 +325,30 @@ mod tests {
         // And back.
         let back = handed_over(&after, US, &desired(), &[]);
         assert_eq!((back.len(), find(fields(&back[0]), replicas)), (1, Some(&json!({}))));
+    }
+
+    #[test]
+    fn what_others_put_beside_ours_is_taken() {
+        let path = &["f:spec", "f:ports"];
+        let port = |port: u16| json!({ "f:spec": { "f:ports": { format!("k:{{\"port\":{port},\"protocol\":\"TCP\"}}"): { ".": {}, "f:port": {} } } } });
+        let mut theirs = port(8080);
+        theirs["f:metadata"] = json!({ "f:labels": { "f:team": {} } });
+        let status = entry("controller", UPDATE, "status", port(1));
+        let managed = [
+            entry(US, APPLY, "", port(80)),
+            entry("somebody", UPDATE, "", theirs),
+            entry("another", UPDATE, "", port(8081)),
+            entry("flux", APPLY, "", port(8082)),
+            status.clone(),
+        ];
+        let after = reclaimed(&managed, US, path).unwrap();
+        let mut all = port(80);
+        join(&mut all, port(8080));
+        join(&mut all, port(8081));
+        assert_eq!(fields(&after[0]), &all);
+        let label = json!({ "f:metadata": { "f:labels": { "f:team": {} } } });
+        assert_eq!(after[1..], [entry("somebody", UPDATE, "", label), entry("flux", APPLY, "", port(8082)), status]);
+        assert_eq!(reclaimed(&after, US, path), None);
+        assert_eq!(reclaimed(&[entry("somebody", UPDATE, "", port(80))], US, path), None, "nothing is ours");
     }
 }

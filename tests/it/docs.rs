@@ -110,12 +110,16 @@ fn every_path_that_is_named_exists() {
     }
 }
 
+/// Fields of Kubernetes' own types, which its own documentation tells of.
+const KUBERNETES: [&str; 5] =
+    ["spec.env", "spec.envFrom", "spec.livenessProbe", "spec.readinessProbe", "spec.startupProbe"];
+
 /// Every field of a CRD's spec and status, by path; a list's items as `LIST[]`.
 fn fields(crd: &CustomResourceDefinition) -> BTreeMap<String, JSONSchemaProps> {
     fn walk(path: &str, schema: &JSONSchemaProps, into: &mut BTreeMap<String, JSONSchemaProps>) {
         into.insert(path.to_owned(), schema.clone());
-        // Conditions are Kubernetes' own.
-        if path.ends_with("conditions") {
+        // Conditions are Kubernetes' own, too.
+        if path.ends_with("conditions") || KUBERNETES.contains(&path) {
             return;
         }
         for (name, property) in schema.properties.iter().flatten() {
@@ -143,6 +147,7 @@ fn page_of(crd: &CustomResourceDefinition) -> String {
         "ContactPoint" => "contact-point.md",
         "TrackedField" => "tracked-field.md",
         "ConfigMapSync" => "config-map-sync.md",
+        "AppService" => "app-service.md",
         "MyApp" => "my-app.md",
         other => panic!("{other} has no page"),
     })

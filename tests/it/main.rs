@@ -4,6 +4,7 @@
 #![allow(clippy::too_many_lines, clippy::default_trait_access, clippy::wrong_self_convention)]
 
 mod answers;
+mod app_service;
 mod bad_input;
 mod copies;
 mod crds;

@@ -181,3 +181,54 @@ impl Copies {
         self.index.copies.wrote(key, known(copy, uid), digest.to_owned());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::time::Duration;
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::api::ConfigMapSync;
+    use crate::runtime::Scope;
+
+    /// Answers reads with `live`; gives what was asked for.
+    async fn released(live: Value) -> (bool, Vec<Method>) {
+        let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let index = Arc::new(Index::new(&Scope::Cluster, Duration::from_mins(30), Default::default()));
+        let copies = Copies { client: Client::new(service, "n"), index };
+        let sync = json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
+        let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
+        let owner = Owner::of(&sync).unwrap();
+        let key = Key::new("far", "c");
+        let release = copies.release(&owner, &sync.spec, &key);
+        let mut asked = Vec::new();
+        let answer = async {
+            while let Some((request, answer)) = apiserver.next_request().await {
+                asked.push(request.method().clone());
+                answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
+            }
+        };
+        let done = tokio::select! {
+            done = release => done.unwrap(),
+            () = answer => panic!("the client is gone"),
+        };
+        (done, asked)
+    }
+
+    fn live(label: &str) -> Value {
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "namespace": "far", "name": "c", "uid": "1",
+            "resourceVersion": "7", "labels": { "quartermaster.dev/owner-uid": label } } })
+    }
+
+    /// It was listed as ours; then somebody else took it over.
+    #[tokio::test]
+    async fn a_copy_that_lost_its_mark_in_the_meantime_is_not_deleted() {
+        assert_eq!(released(live("u")).await, (true, vec![Method::GET, Method::DELETE]));
+        assert_eq!(released(live("other")).await, (false, vec![Method::GET]));
+    }
+}

@@ -1,5 +1,7 @@
 //! What is copied, and what is put right.
 
+use std::time::Duration;
+
 use rstest::rstest;
 
 use super::*;
@@ -26,6 +28,12 @@ async fn a_source_that_is_made_edited_and_deleted() {
     let status = shop.bed.api::<ConfigMapSync>().get("s").await.unwrap().status.unwrap();
     assert_eq!(status.last_sync_time, Some(first.clone()), "it moves with a write only");
 
+    // It is told in whole seconds.
+    until("the next second", SOON, async || {
+        Ok((jiff::Timestamp::now() > first.0 + Duration::from_secs(1)).then_some(()))
+    })
+    .await
+    .unwrap();
     shop.edit(&here, "settings", json!({ "data": { "a": "x", "b": null, "d": "" }, "binaryData": null })).await;
     let copy = shop.copied(&far, "settings", json!({ "a": "x", "d": "" })).await;
     assert_eq!(copy.binary_data, None);

@@ -2,7 +2,6 @@
 
 use kube::CustomResourceExt;
 use quartermaster::api::ContactPoint;
-use quartermaster::registry;
 use testbed::control_plane::{ControlPlane, Options};
 
 use super::{Case, check, every_field_has_a_case, install};
@@ -253,7 +252,7 @@ async fn every_field_of_a_contact_point_at_its_boundary() {
     let client = plane.client().await.unwrap();
     let kind = ContactPoint::api_resource();
     check(&client, &kind, &cases()).await;
-    every_field_has_a_case(&serde_json::to_value(&registry::crds()[0]).unwrap(), &cases());
+    every_field_has_a_case("ContactPoint", &[], &cases());
     let refused = super::create(&client, &kind, "bare", None, true).await.unwrap_err();
     assert!(refused.contains("write a spec"), "{refused}");
 }

@@ -53,6 +53,12 @@ async fn samples_apply_and_columns_answer() {
     let points = columns(&kubectl(&["get", "cp", "telegram-cp", "-o", "wide"], "").await);
     assert!(points.contains("NAME TYPE READY REASON MESSAGE AGE"), "{points}");
     assert!(points.contains("telegram-cp Telegram false SecretNotFound create it"), "{points}");
+    let ready = json!({ "type": "Ready", "status": "False", "reason": "ImagePullBackOff", "message": "no such image" });
+    let status = json!({ "status": { "replicas": 2, "availableReplicas": 1, "conditions": [ready] } }).to_string();
+    kubectl(&["patch", "appsvc/appservice-sample", "--subresource=status", "--type=merge", "-p", &status], "").await;
+    let apps = columns(&kubectl(&["get", "appsvc", "-o", "wide"], "").await);
+    assert!(apps.contains("NAME REPLICAS AVAILABLE READY REASON IMAGE MESSAGE AGE"), "{apps}");
+    assert!(apps.contains("appservice-sample 2 1 False ImagePullBackOff nginx:1.7.9 no such image"), "{apps}");
     let all = kubectl(&["get", "quartermaster", "-A"], "").await;
     assert!(all.contains("contactpoint.tg.azamaton.ru/telegram-cp"), "{all}");
     assert!(all.contains("trackedfield.tg.azamaton.ru/nginx-deployment-replicas"), "{all}");

@@ -28,6 +28,10 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("patch",                "contactpoints/status.tg.azamaton.ru"),
     ("get list patch watch", "trackedfields.tg.azamaton.ru"),
     ("patch",                "trackedfields/status.tg.azamaton.ru"),
+    ("list patch watch",     "appservices.kosmos.io"),
+    ("patch",                "appservices/status.kosmos.io"),
+    ("create delete get list patch watch", "horizontalpodautoscalers.autoscaling"),
+    ("create delete get list patch watch", "ingresses.networking.k8s.io"),
     ("list patch watch",     "configmapsyncs.apps.bixbite.io"),
     ("patch",                "configmapsyncs/status.apps.bixbite.io"),
     ("create delete get list update watch", "configmaps."),
@@ -40,12 +44,13 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("create",               "events.events.k8s.io"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io contactpoints.tg.azamaton.ru"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io trackedfields.tg.azamaton.ru"),
+    ("list watch",           "customresourcedefinitions.apiextensions.k8s.io appservices.kosmos.io"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io configmapsyncs.apps.bixbite.io"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io myapps.demo.rtfm.co.ua"),
-    // What it may track.
-    ("get list watch",       "deployments.apps"),
+    // What it may track, and make.
+    ("create get list patch watch", "deployments.apps"),
     ("get list watch",       "statefulsets.apps"),
-    ("get list watch",       "services."),
+    ("create delete get list patch watch", "services."),
     // What Kubernetes gives everybody who is known to it: to ask about oneself.
     ("create",               "selfsubjectreviews.authentication.k8s.io"),
     ("create",               "selfsubjectaccessreviews.authorization.k8s.io"),
@@ -65,7 +70,7 @@ async fn the_operator_may_do_what_it_needs_and_no_more() {
 
     // A right by name covers list and watch with a field selector for that name.
     let crds = Api::<CustomResourceDefinition>::all(operator.clone());
-    for name in ["contactpoints.tg.azamaton.ru", "trackedfields.tg.azamaton.ru"] {
+    for name in ["contactpoints.tg.azamaton.ru", "trackedfields.tg.azamaton.ru", "appservices.kosmos.io"] {
         let selector = format!("metadata.name={name}");
         assert_eq!(crds.list(&ListParams::default().fields(&selector)).await.unwrap().items.len(), 1);
         let watch = crds.watch(&WatchParams::default().fields(&selector).timeout(5), "0").await.unwrap();

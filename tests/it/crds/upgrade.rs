@@ -9,7 +9,7 @@ use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, ResourceExt};
 use quartermaster::api::tracked_field::{Action, Delivery};
-use quartermaster::api::{ContactPoint, MyApp, TrackedField};
+use quartermaster::api::{AppService, ContactPoint, MyApp, TrackedField};
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
@@ -84,6 +84,37 @@ fn tracked_fields() -> Vec<String> {
     ]
 }
 
+/// The program's Service and Deployment would have been refused for most of these; the objects are there all the same.
+fn app_services() -> Vec<String> {
+    let long = |n: usize| "a".repeat(n);
+    let ports = |ports: &str| format!("{{size: 1, image: i, ports: [{ports}]}}");
+    let port = |rest: &str| ports(&format!("{{port: 80, {rest}}}"));
+    let many = (1..=65).map(|n| format!("{{port: {n}, name: p{n}}}")).collect::<Vec<_>>().join(", ");
+    vec![
+        "{size: 1, image: ''}".into(),
+        "{size: 1, image: 'a b'}".into(),
+        format!("{{size: 1, image: {}}}", long(2000)),
+        ports("{port: 0}"),
+        ports("{port: 65536}"),
+        ports(&many),
+        ports("{port: 80}, {port: 81}"),
+        ports("{port: 80, name: a}, {port: 81, name: a}"),
+        ports("{port: 80, name: a}, {port: 80, name: b}"),
+        ports("{port: 80, name: a, nodePort: 30000}, {port: 81, name: b, nodePort: 30000}"),
+        ports("{port: 53, name: a, targetPort: dns}, {port: 53, name: b, targetPort: dns, protocol: UDP}"),
+        port("name: Http"),
+        port(&format!("name: {}", long(64))),
+        port("targetPort: 5000000000"),
+        port("targetPort: Http"),
+        port(&format!("targetPort: {}", long(200))),
+        port("nodePort: -1"),
+        port("protocol: tcp"),
+        port(&format!("protocol: {}", long(100))),
+        port("appProtocol: a b"),
+        port(&format!("appProtocol: {}", long(400))),
+    ]
+}
+
 /// Names and specs; the original's had no status.
 fn my_apps() -> Vec<(String, String)> {
     let banner = |banner: &str| format!("{{image: nginx, banner: \"{banner}\"}}");
@@ -128,6 +159,16 @@ async fn objects_older_than_the_rules(#[case] subresource: bool) {
     for (number, yaml) in tracked_fields().into_iter().enumerate() {
         old.push((fields.clone(), format!("tf-{number}"), Some(yaml), field_status.clone(), subresource));
     }
+    let services = AppService::api_resource();
+    let app_status = json!({ "replicas": 1, "observedGeneration": 1, "conditions": [
+        { "type": "Available", "status": "True", "lastUpdateTime": "2023-11-01T06:53:38Z" },
+    ] });
+    let bare: Option<String> = None;
+    for (number, yaml) in [bare].into_iter().chain(app_services().into_iter().map(Some)).enumerate() {
+        old.push((services.clone(), format!("app-{number}"), yaml, app_status.clone(), true));
+    }
+    let good = "{size: 1, image: i}";
+    old.push((services.clone(), "no.label".into(), Some(good.into()), app_status.clone(), true));
     let (apps, none) = (MyApp::api_resource(), Value::Null);
     old.push((apps.clone(), "ma-bare".into(), None, none.clone(), false));
     for (name, yaml) in my_apps() {
@@ -174,6 +215,14 @@ async fn the_operator_takes_old_objects_as_they_are() {
     }
     let good = "{contactPoint: good, field: replicas, target: {kind: Deployment, namespace: default, name: web}}";
     store(&client, &fields, "good", Some(good), &theirs, false).await;
+    let services = AppService::api_resource();
+    let mut odd_services = app_services();
+    // Kubernetes itself lets nothing else be written of an object with a scale below zero: no status, no label.
+    odd_services.push("{size: -1, image: i}".into());
+    for (number, yaml) in odd_services.iter().enumerate() {
+        store(&client, &services, &format!("app-{number}"), Some(yaml), &json!({}), false).await;
+    }
+    store(&client, &services, "no.label", Some("{size: 1, image: i}"), &json!({}), false).await;
     let (apps, odd_apps) = (MyApp::api_resource(), my_apps());
     store(&client, &apps, "bare", None, &Value::Null, false).await;
     for (name, yaml) in &odd_apps {
@@ -197,6 +246,20 @@ async fn the_operator_takes_old_objects_as_they_are() {
         .await;
     }
     bed.not_ready("bare", "SpecInvalid").await;
+    let says = |reason: &'static str| {
+        move |app: &AppService| {
+            let ready = app.status.as_ref().and_then(|status| status.condition("Ready"));
+            ready.is_some_and(|ready| ready.status == "False" && ready.reason.as_deref().unwrap().contains(reason))
+        }
+    };
+    let below_zero = format!("app-{}", odd_services.len() - 1);
+    for number in 0..odd_services.len() - 1 {
+        bed.until(&format!("app-{number}"), "says how it stands", says("")).await;
+    }
+    bed.until("app-0", "says what to write", says("SpecInvalid")).await;
+    let words = bed.event(&below_zero, "SpecInvalid").await;
+    assert!(words.starts_with("spec.size: write a number from 0"), "{words}");
+    bed.until("no.label", "says what to write", says("SpecInvalid")).await;
     for number in 0..odd_fields.len() {
         let name = format!("tf-{number}");
         let waits = |field: &TrackedField| field.annotations().contains_key("quartermaster.dev/waiting");
@@ -236,10 +299,15 @@ async fn the_operator_takes_old_objects_as_they_are() {
     assert_eq!((told, receiver.requests().len()), (vec![json!("4")], 1), "no test message, no repetition");
 
     let since = plane.audit().mark().await.unwrap();
+    bed.delete::<AppService>(&below_zero).await;
     bed.webhook("marker", &receiver.url()).await;
     bed.ready("marker").await;
     let mut writes = plane.audit().writes(since).await.unwrap();
-    writes.retain(|subject, _| subject.group == "tg.azamaton.ru" && subject.name != "marker");
+    writes.retain(|subject, _| {
+        matches!(&*subject.group, "tg.azamaton.ru" | "kosmos.io")
+            && subject.verb != "delete"
+            && subject.name != "marker"
+    });
     assert!(writes.is_empty(), "{writes:?}");
     assert!(!operator.logs().contains("panicked"));
 }
@@ -294,6 +362,9 @@ async fn every_one_can_be_read(client: &Client) {
     let points = Api::<ContactPoint>::all(client.clone()).list(&ListParams::default()).await.unwrap();
     assert_eq!(points.items.len(), contact_points().len() + 1);
     assert!(points.iter().all(|point| point.status.as_ref().is_some_and(|s| s.initialized && s.ready)));
+    let apps = Api::<AppService>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    assert_eq!(apps.items.len(), app_services().len() + 2);
+    assert!(apps.iter().all(|app| app.status.as_ref().is_some_and(|s| s.condition("Available").is_some())));
     let fields = Api::<TrackedField>::all(client.clone()).list(&ListParams::default()).await.unwrap();
     assert_eq!(fields.items.len(), tracked_fields().len());
     let apps = Api::<MyApp>::all(client.clone()).list(&ListParams::default()).await.unwrap();
@@ -324,6 +395,9 @@ async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, ya
     // A status of ours, with fields that the old CRD did not have.
     let ours = if status.is_array() {
         json!([{ "time": "2026-01-01T00:00:00Z", "action": "Updated", "value": "4", "id": "i", "delivery": "Pending" }])
+    } else if kind.kind == "AppService" {
+        let ready = json!({ "type": "Ready", "status": "False", "reason": "SpecInvalid", "observedGeneration": 1 });
+        json!({ "replicas": 1, "selector": "app=a", "observedGeneration": 1, "conditions": [ready] })
     } else {
         let mut ours = json!({ "ready": false, "observedGeneration": 1 });
         if status.is_object() {

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use quartermaster::api::{ContactPoint, MyApp, TrackedField};
-use quartermaster::controllers::my_app;
+use quartermaster::api::{AppService, ContactPoint, MyApp, TrackedField};
+use quartermaster::controllers::{app_service, my_app};
 use quartermaster::notify::message::{View, check_body, check_template, template};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,7 +22,9 @@ fn shown() -> Vec<Value> {
         }
     }
     shown.retain(|object| {
-        ["tg.azamaton.ru/v1", "demo.rtfm.co.ua/v1"].iter().any(|version| object["apiVersion"] == *version)
+        ["tg.azamaton.ru/v1", "demo.rtfm.co.ua/v1", "kosmos.io/v1"]
+            .iter()
+            .any(|version| object["apiVersion"] == *version)
     });
     assert!(shown.len() >= 8);
     shown
@@ -80,6 +82,10 @@ fn every_manifest_parses_and_its_templates_render() {
                 assert_eq!(check_template(&source), Ok(()));
                 let rendered = template::message(&source, &view()).unwrap();
                 assert_eq!(rendered, format!("shop/web: nothing -> {}", view().value.unwrap()));
+            }
+            "AppService" => {
+                let app: AppService = parse(&object);
+                assert!(app_service::validate::check(&app).is_ok());
             }
             "MyApp" => {
                 let app: MyApp = parse(&object);

@@ -9,11 +9,12 @@ use quartermaster::api::contact_point::Tested;
 use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::Blocked;
 use quartermaster::controllers::contact_point::standing;
-use quartermaster::controllers::my_app;
 use quartermaster::controllers::tracked_field::field::Field;
 use quartermaster::controllers::tracked_field::waiting::Waiting;
+use quartermaster::controllers::{app_service, my_app};
 use quartermaster::notify::StopReason;
 use quartermaster::notify::queue::Standing;
+use quartermaster::runtime::children::Trouble;
 use quartermaster::runtime::watch_hub::ResourceName;
 
 use super::{page, root, row};
@@ -154,9 +155,51 @@ fn every_reason_of_a_my_app_has_its_row() {
     }
 }
 
+/// One of each, as above.
+fn problems() -> Vec<&'static str> {
+    use app_service::settle::Problem;
+    let words = String::new;
+    let all = [
+        Problem::Suspended,
+        Problem::SpecInvalid(words()),
+        Problem::Conflict { deployment: true, words: words() },
+        Problem::NodePortTaken(words()),
+        Problem::Forbidden(words()),
+        Problem::Rejected(words()),
+        Problem::Deleting(words()),
+        Problem::Unwritten(Trouble::Going(words())),
+    ];
+    let reason = |problem: &Problem| match problem {
+        Problem::Suspended
+        | Problem::SpecInvalid(_)
+        | Problem::Conflict { .. }
+        | Problem::NodePortTaken(_)
+        | Problem::Forbidden(_)
+        | Problem::Rejected(_)
+        | Problem::Deleting(_)
+        | Problem::Unwritten(_) => problem.reason(),
+    };
+    all.iter().map(reason).collect()
+}
+
+#[test]
+fn every_reason_of_an_app_service_has_its_row() {
+    let page = page("app-service.md");
+    let pods = [app_service::pods::CRASH_LOOP, app_service::pods::PULL_BACK_OFF, app_service::pods::UNSCHEDULABLE];
+    let standing = [app_service::standing::WELL, app_service::standing::PROGRESSING];
+    for reason in problems().into_iter().chain(pods).chain(standing) {
+        assert!(row(&page, reason).is_some(), "{reason} has no row");
+    }
+    assert!(page.contains(&format!("`{}`", app_service::settle::AUTOSCALING_OFF)));
+}
+
 #[test]
 fn every_event_is_told_of() {
-    let pages = page("contact-point.md") + &page("tracked-field.md") + &page("config-map-sync.md") + &page("my-app.md");
+    let pages = page("contact-point.md")
+        + &page("tracked-field.md")
+        + &page("config-map-sync.md")
+        + &page("my-app.md")
+        + &page("app-service.md");
     let sources = root().join("src/controllers");
     let words: BTreeSet<_> = [".warning(", ".normal("].iter().flat_map(|call| words_after(&sources, call)).collect();
     assert!(words.contains("DeliveryFailed") && words.contains("EntriesMerged") && words.contains("Wait"), "{words:?}");

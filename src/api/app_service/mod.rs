@@ -1,0 +1,182 @@
+//! `AppService`: an app from one short resource.
+
+use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe};
+use kube::core::Rule;
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+use super::common::rule_over;
+
+mod as_written;
+mod parts;
+mod port;
+mod status;
+
+pub use as_written::AsWritten;
+pub use parts::{Autoscaling, Ingress, IngressTls, LocalName, Resources};
+pub use port::{NAMED, NAMES_DIFFER, NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TargetPort};
+pub use status::{AppCondition, AppServiceStatus, ServedPort};
+
+/// The API group.
+pub const GROUP: &str = "kosmos.io";
+
+/// Runs an app: a Deployment and a Service of its own name, from one short resource.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "kosmos.io",
+    version = "v1",
+    kind = "AppService",
+    doc = "Runs an app: a Deployment and a Service of its own name, from one short resource.",
+    plural = "appservices",
+    shortname = "appsvc",
+    category = "quartermaster",
+    namespaced,
+    status = "AppServiceStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    // The original CRD let an AppService without a spec in. One that cannot be read would stop the watch of all.
+    // Named, because the derived schema is that of a type beside this one, which has no default of its own.
+    attr = "cfg_attr(all(), serde(default = \"AppService::default\"))",
+    validation = name_of_a_service(),
+    scale(
+        spec_replicas_path = ".spec.size",
+        status_replicas_path = ".status.replicas",
+        label_selector_path = ".status.selector"
+    ),
+    printcolumn(name = "Replicas", type_ = "integer", json_path = ".status.replicas"),
+    printcolumn(name = "Available", type_ = "integer", json_path = ".status.availableReplicas"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(name = "Image", type_ = "string", json_path = ".spec.image", priority = 1),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        priority = 1
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["image", "size"]))]
+#[x_kube(validation = cluster_ip_takes_no_node_port(), validation = ingress_needs_a_port())]
+pub struct AppServiceSpec {
+    /// How many Pods run. While `autoscaling` is set it is not looked at, but where the Deployment is made.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 2_147_483_647))]
+    pub size: i64,
+    /// The container's image.
+    #[serde(default)]
+    #[schemars(length(min = 1, max = 1024))]
+    #[x_kube(validation = (IMAGE.0, IMAGE.1))]
+    pub image: String,
+    /// What the Service listens on; without ports there is no Service.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(
+        validation = port::NAMED,
+        validation = port::NAMES_DIFFER,
+        validation = port::PORTS_DIFFER,
+        validation = port::NODE_PORTS_DIFFER,
+        validation = port::ONE_PROTOCOL_A_NAME,
+    )]
+    pub ports: Vec<Port>,
+    /// Type of the Service: `NodePort` unless given, `ClusterIP` or `LoadBalancer`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    #[x_kube(validation = (
+        "self in ['NodePort', 'ClusterIP', 'LoadBalancer']",
+        "write serviceType: NodePort, ClusterIP or LoadBalancer",
+    ))]
+    pub service_type: Option<String>,
+    /// Environment of the container, as in a Pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub env: Vec<AsWritten<EnvVar>>,
+    /// Environment of the container from `ConfigMaps` and Secrets, as in a Pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env_from: Vec<AsWritten<EnvFromSource>>,
+    /// What the container asks for, and what it may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resources: Option<Resources>,
+    /// Says whether the container must be started again, as in a Pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub liveness_probe: Option<AsWritten<Probe>>,
+    /// Says whether the container can serve, as in a Pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub readiness_probe: Option<AsWritten<Probe>>,
+    /// Says whether the container has started, as in a Pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub startup_probe: Option<AsWritten<Probe>>,
+    /// `Always`, `IfNotPresent` or `Never`; `IfNotPresent` unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    #[x_kube(validation = (
+        "self in ['Always', 'IfNotPresent', 'Never']",
+        "write imagePullPolicy: Always, IfNotPresent or Never",
+    ))]
+    pub image_pull_policy: Option<String>,
+    /// What the container runs, in place of the image's entrypoint.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(length(max = 131_072)))]
+    pub command: Vec<String>,
+    /// Its arguments, in place of the image's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(length(max = 131_072)))]
+    pub args: Vec<String>,
+    /// The `ServiceAccount` of the Pods, in this namespace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    #[x_kube(validation = (
+        "!format.dns1123Subdomain().validate(self).hasValue()",
+        "write the name of a ServiceAccount: lower-case letters, digits, '-' and '.'",
+    ))]
+    pub service_account_name: Option<String>,
+    /// Secrets with which the image is pulled, in this namespace.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub image_pull_secrets: Vec<LocalName>,
+    /// Has a `HorizontalPodAutoscaler` say how many Pods run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autoscaling: Option<Autoscaling>,
+    /// Leads HTTP from outside of the cluster to the first port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ingress: Option<Ingress>,
+    /// While true nothing is changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspend: Option<bool>,
+}
+
+/// Of an image: a CEL rule and its message.
+pub const IMAGE: (&str, &str) = (r"!self.matches(r'\s')", "write an image without spaces, such as nginx:1.27");
+/// What to write where the name cannot be that of a Service.
+pub const NAME: &str =
+    "the Service has this name too: begin it with a lower-case letter, then letters, digits and '-', at most 63";
+/// What to write where a Service of type `ClusterIP` is to have a port on the nodes.
+pub const NO_NODE_PORT: &str =
+    "serviceType: ClusterIP has no ports on the nodes: remove nodePort, or write serviceType: NodePort";
+/// What to write where an Ingress has no Service to lead to.
+pub const INGRESS_NEEDS_A_PORT: &str = "ingress leads to the first port: add ports, such as ports: [{port: 80}]";
+
+/// At the root, so it binds on create only (RFC 1035).
+fn name_of_a_service() -> Rule {
+    Rule::new("oldSelf.hasValue() || self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')")
+        .message(NAME)
+        .optional_old_self(true)
+}
+
+fn cluster_ip_takes_no_node_port() -> Rule {
+    rule_over(
+        &["serviceType", "ports"],
+        "!has(self.serviceType) || self.serviceType != 'ClusterIP' || !has(self.ports) \
+         || self.ports.all(p, !has(p.nodePort) || p.nodePort == 0)",
+        NO_NODE_PORT,
+    )
+}
+
+fn ingress_needs_a_port() -> Rule {
+    rule_over(
+        &["ingress", "ports"],
+        "!has(self.ingress) || (has(self.ports) && self.ports.size() > 0)",
+        INGRESS_NEEDS_A_PORT,
+    )
+}

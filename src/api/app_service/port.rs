@@ -1,0 +1,147 @@
+//! A port of the Service.
+
+use std::borrow::Cow;
+
+use kube::KubeSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
+
+/// The name of a container's port (`IANA_SVC_NAME`), at most 15 long, as a regular expression for what is not said by its
+/// length: no hyphen at an end or beside another, and at least one letter.
+macro_rules! port_name {
+    () => {
+        "self.size() <= 15 && self.matches('^[a-z0-9]+(-[a-z0-9]+)*$') && self.matches('[a-z]')"
+    };
+}
+
+/// A port of the Service, as Kubernetes has it (core/v1 `ServicePort`). What is empty or zero counts as absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("required" = ["port"]))]
+pub struct Port {
+    /// Name of the port; needed where there are several.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = (
+        "self == '' || !format.dns1123Label().validate(self).hasValue()",
+        "write a port's name in lower-case letters, digits and '-', such as http",
+    ))]
+    pub name: String,
+    /// The port of the Service.
+    #[serde(default)]
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: i64,
+    /// The container's port, by number or by name. The same as `port` unless given; a name gives the container's port `port`
+    /// that name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = (
+        concat!("type(self) == int ? self >= 0 && self <= 65535 : self == '' || ", port_name!()),
+        TARGET_PORT,
+    ))]
+    pub target_port: Option<TargetPort>,
+    /// The port on each node; one is chosen, and kept, unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 65535))]
+    pub node_port: Option<i64>,
+    /// `TCP` unless given, `UDP` or `SCTP`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 32))]
+    #[x_kube(validation = ("self in ['', 'TCP', 'UDP', 'SCTP']", PROTOCOL))]
+    pub protocol: String,
+    /// The protocol that is spoken over it, such as `kubernetes.io/h2c`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 317))]
+    #[x_kube(validation = (
+        "self.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')",
+        "write a protocol's name, such as http, or with a domain before it, such as kubernetes.io/h2c",
+    ))]
+    pub app_protocol: Option<String>,
+}
+
+/// A container's port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TargetPort {
+    /// Its number. Kubernetes' own type holds 32 bits, and the original CRD let longer ones in.
+    Number(i64),
+    /// Its name.
+    Name(String),
+}
+
+impl JsonSchema for TargetPort {
+    fn schema_name() -> Cow<'static, str> {
+        "TargetPort".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        schemars::json_schema!({ "x-kubernetes-int-or-string": true, "maxLength": 63 })
+    }
+}
+
+impl Port {
+    /// Its protocol.
+    pub fn protocol(&self) -> &str {
+        if self.protocol.is_empty() { "TCP" } else { &self.protocol }
+    }
+
+    /// Its target, where one is given.
+    pub fn target(&self) -> Option<&TargetPort> {
+        self.target_port.as_ref().filter(|target| match target {
+            TargetPort::Number(number) => *number != 0,
+            TargetPort::Name(name) => !name.is_empty(),
+        })
+    }
+
+    /// Its port on the nodes, where one is given.
+    pub fn node_port(&self) -> Option<i64> {
+        self.node_port.filter(|port| *port != 0)
+    }
+}
+
+/// What to write where a target is none.
+pub const TARGET_PORT: &str = "write targetPort as a number from 1 to 65535, or as a name of at most 15 lower-case letters, \
+    digits and single '-' with a letter in it, such as http";
+/// What to write where a protocol is none.
+pub const PROTOCOL: &str = "write protocol: TCP, UDP or SCTP";
+
+/// Whether two ports speak one protocol, in CEL.
+macro_rules! same_protocol {
+    () => {
+        "(has(p.protocol) && p.protocol != '' ? p.protocol : 'TCP') == (has(q.protocol) && q.protocol != '' ? q.protocol : 'TCP')"
+    };
+}
+
+/// Rules over all ports, each with its message.
+pub const NAMED: (&str, &str) = (
+    "self.size() < 2 || self.all(p, has(p.name) && p.name != '')",
+    "several ports need a name each: add name, such as name: http",
+);
+/// As above.
+pub const NAMES_DIFFER: (&str, &str) = (
+    "self.all(p, !has(p.name) || p.name == '' || self.exists_one(q, has(q.name) && q.name == p.name))",
+    "two ports have the same name: give each one of its own",
+);
+/// As above.
+pub const PORTS_DIFFER: (&str, &str) = (
+    concat!("self.all(p, self.exists_one(q, q.port == p.port && ", same_protocol!(), "))"),
+    "the same port stands there twice: remove one, or give it another protocol",
+);
+/// As above.
+pub const NODE_PORTS_DIFFER: (&str, &str) = (
+    concat!(
+        "self.all(p, !has(p.nodePort) || p.nodePort == 0 || self.exists_one(q, has(q.nodePort) && q.nodePort == p.nodePort && ",
+        same_protocol!(),
+        "))"
+    ),
+    "the same nodePort stands there twice: change one, or remove it and one is chosen",
+);
+/// As above. A container's port has one protocol, and its name is given once.
+pub const ONE_PROTOCOL_A_NAME: (&str, &str) = (
+    concat!(
+        "self.all(p, !has(p.targetPort) || type(p.targetPort) != string || p.targetPort == '' || self.all(q, !has(q.targetPort) \
+         || type(q.targetPort) != string || q.targetPort != p.targetPort || ",
+        same_protocol!(),
+        "))"
+    ),
+    "a targetPort's name stands for one port of one protocol: write a name for each protocol, or the number",
+);

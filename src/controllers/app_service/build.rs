@@ -1,0 +1,226 @@
+//! The objects that an app has. Their marks of ownership come with the writing.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
+use k8s_openapi::api::autoscaling::v2::{
+    CrossVersionObjectReference, HorizontalPodAutoscaler, HorizontalPodAutoscalerSpec, MetricSpec, MetricTarget,
+    ResourceMetricSource,
+};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, LocalObjectReference, PodSpec, PodTemplateSpec, ResourceRequirements, Service,
+    ServicePort, ServiceSpec,
+};
+use k8s_openapi::api::networking::v1::{
+    HTTPIngressPath, HTTPIngressRuleValue, Ingress, IngressBackend, IngressRule, IngressServiceBackend, IngressSpec,
+    IngressTLS, ServiceBackendPort,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::validate::App;
+
+/// Label that the Pods are selected by, as the original program has it.
+pub const APP: &str = "app";
+/// What the container's image is pulled when, unless the spec says otherwise: as the original program has it.
+const IF_NOT_PRESENT: &str = "IfNotPresent";
+/// Percent of the requested CPU that an autoscaler aims at, unless the spec says otherwise.
+const CPU: i32 = 80;
+
+/// The labels that select the Pods. Pods have no others, and a Deployment cannot change them.
+fn selector(app: &App) -> BTreeMap<String, String> {
+    [(APP.to_owned(), app.name.to_owned())].into()
+}
+
+/// The labels that Kubernetes recommends go on our objects only, not on Pods: one more would start them anew where the
+/// original program's Deployment is taken over
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/>).
+fn metadata(app: &App) -> ObjectMeta {
+    let mut labels = selector(app);
+    labels.insert("app.kubernetes.io/name".into(), app.name.into());
+    labels.insert("app.kubernetes.io/instance".into(), app.name.into());
+    labels.insert("app.kubernetes.io/managed-by".into(), "quartermaster".into());
+    ObjectMeta {
+        name: Some(app.name.into()),
+        namespace: Some(app.namespace.clone()),
+        labels: Some(labels),
+        ..ObjectMeta::default()
+    }
+}
+
+/// The Deployment. Without `replicas` nothing is said of how many Pods run; without `ports` nothing of the container's
+/// ports.
+pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
+    let spec = app.spec;
+    let resources = spec.resources.as_ref().map(|resources| ResourceRequirements {
+        limits: filled(resources.limits.clone()),
+        requests: filled(resources.requests.clone()),
+        claims: None,
+    });
+    let container = Container {
+        name: app.name.into(),
+        image: Some(spec.image.clone()),
+        image_pull_policy: Some(spec.image_pull_policy.clone().unwrap_or_else(|| IF_NOT_PRESENT.into())),
+        ports: Some(container_ports(&app.ports)).filter(|all| ports && !all.is_empty()),
+        command: listed(&spec.command),
+        args: listed(&spec.args),
+        env: listed(&app.env),
+        env_from: listed(&app.env_from),
+        liveness_probe: app.liveness.clone(),
+        readiness_probe: app.readiness.clone(),
+        startup_probe: app.startup.clone(),
+        resources,
+        ..Container::default()
+    };
+    let secrets = spec.image_pull_secrets.iter().map(|secret| LocalObjectReference { name: secret.name.clone() });
+    let pod = PodSpec {
+        containers: vec![container],
+        service_account_name: spec.service_account_name.clone(),
+        // Kubernetes fills in either from the other: whichever we did not name would bring a dropped one back.
+        service_account: spec.service_account_name.clone(),
+        image_pull_secrets: Some(secrets.collect::<Vec<_>>()).filter(|secrets| !secrets.is_empty()),
+        ..PodSpec::default()
+    };
+    Deployment {
+        metadata: metadata(app),
+        spec: Some(DeploymentSpec {
+            replicas,
+            selector: LabelSelector { match_labels: Some(selector(app)), ..LabelSelector::default() },
+            template: PodTemplateSpec {
+                metadata: Some(ObjectMeta { labels: Some(selector(app)), ..ObjectMeta::default() }),
+                spec: Some(pod),
+            },
+            ..DeploymentSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// The container's ports: each number once, as the original program has them (without name and protocol), but for those
+/// that the Service finds by name.
+fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
+    let mut all: Vec<ContainerPort> = Vec::new();
+    for port in ports {
+        let protocol = port.protocol.as_deref();
+        match &port.target_port {
+            Some(IntOrString::String(name)) => {
+                if all.iter().any(|there| there.name.as_deref() == Some(name)) {
+                    continue;
+                }
+                all.retain(|there| !is_at(there, port.port, protocol));
+                all.push(ContainerPort {
+                    name: Some(name.clone()),
+                    container_port: port.port,
+                    protocol: port.protocol.clone(),
+                    ..ContainerPort::default()
+                });
+            }
+            Some(IntOrString::Int(number)) if !all.iter().any(|there| is_at(there, *number, Some("TCP"))) => {
+                all.push(ContainerPort { container_port: *number, ..ContainerPort::default() });
+            }
+            Some(IntOrString::Int(_)) | None => {}
+        }
+    }
+    all
+}
+
+/// The container's ports as the original program makes them: one for each port, by number.
+pub fn as_the_original_has_them(ports: &[ServicePort]) -> Vec<ContainerPort> {
+    let number = |port: &ServicePort| match &port.target_port {
+        Some(IntOrString::Int(number)) => *number,
+        Some(IntOrString::String(_)) | None => 0,
+    };
+    ports.iter().map(|port| ContainerPort { container_port: number(port), ..ContainerPort::default() }).collect()
+}
+
+fn is_at(port: &ContainerPort, number: i32, protocol: Option<&str>) -> bool {
+    port.container_port == number && port.protocol.as_deref().or(Some("TCP")) == protocol
+}
+
+/// The Service; none without ports.
+pub fn service(app: &App) -> Option<Service> {
+    (!app.ports.is_empty()).then(|| Service {
+        metadata: metadata(app),
+        spec: Some(ServiceSpec {
+            type_: Some(app.service_type.into()),
+            selector: Some(selector(app)),
+            ports: Some(app.ports.clone()),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    })
+}
+
+/// What says how many Pods run in place of `size`.
+pub fn autoscaler(app: &App) -> Option<HorizontalPodAutoscaler> {
+    let autoscaling = app.spec.autoscaling.as_ref()?;
+    let cpu = MetricSpec {
+        type_: "Resource".into(),
+        resource: Some(ResourceMetricSource {
+            name: "cpu".into(),
+            target: MetricTarget {
+                type_: "Utilization".into(),
+                average_utilization: Some(autoscaling.cpu.unwrap_or(CPU)),
+                ..MetricTarget::default()
+            },
+        }),
+        ..MetricSpec::default()
+    };
+    Some(HorizontalPodAutoscaler {
+        metadata: metadata(app),
+        spec: Some(HorizontalPodAutoscalerSpec {
+            scale_target_ref: CrossVersionObjectReference {
+                api_version: Some("apps/v1".into()),
+                kind: "Deployment".into(),
+                name: app.name.into(),
+            },
+            min_replicas: Some(autoscaling.min.unwrap_or(1)),
+            max_replicas: autoscaling.max,
+            metrics: Some(vec![cpu]),
+            ..HorizontalPodAutoscalerSpec::default()
+        }),
+        status: None,
+    })
+}
+
+/// What leads HTTP to the first port.
+pub fn ingress(app: &App) -> Option<Ingress> {
+    let (ingress, port) = (app.spec.ingress.as_ref()?, app.ports.first()?);
+    let backend = IngressServiceBackend {
+        name: app.name.into(),
+        port: Some(ServiceBackendPort { number: Some(port.port), ..ServiceBackendPort::default() }),
+    };
+    let path = HTTPIngressPath {
+        path: Some(ingress.path.clone().unwrap_or_else(|| "/".into())),
+        path_type: "Prefix".into(),
+        backend: IngressBackend { service: Some(backend), ..IngressBackend::default() },
+    };
+    let tls = ingress.tls.as_ref().map(|tls| IngressTLS {
+        hosts: ingress.host.clone().map(|host| vec![host]),
+        secret_name: Some(tls.secret_name.clone()),
+    });
+    Some(Ingress {
+        metadata: metadata(app),
+        spec: Some(IngressSpec {
+            ingress_class_name: ingress.class.clone(),
+            rules: Some(vec![IngressRule {
+                host: ingress.host.clone(),
+                http: Some(HTTPIngressRuleValue { paths: vec![path] }),
+            }]),
+            tls: tls.map(|tls| vec![tls]),
+            ..IngressSpec::default()
+        }),
+        status: None,
+    })
+}
+
+fn listed<T: Clone>(all: &[T]) -> Option<Vec<T>> {
+    (!all.is_empty()).then(|| all.to_vec())
+}
+
+fn filled<V>(all: BTreeMap<String, V>) -> Option<BTreeMap<String, V>> {
+    (!all.is_empty()).then_some(all)
+}
+
+#[cfg(test)]
+mod tests;

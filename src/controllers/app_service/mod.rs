@@ -1,0 +1,259 @@
+//! `AppService`: what was written is checked ([`validate`]), its objects are built ([`build`]) and put into the cluster
+//! ([`settle`]), and what became of them is its status ([`standing`], [`pods`]).
+
+use std::sync::Arc;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::ListParams;
+use kube::core::ApiResource;
+use kube::runtime::reflector::Store;
+use kube::{Api, Client, Resource, ResourceExt};
+
+use self::pods::Pod;
+use self::settle::{Problem, Running};
+use self::standing::{PROGRESSING, Rollout, SUSPENDED, Served, Standing};
+use crate::api::AppService;
+use crate::api::app_service::{AppServiceStatus, GROUP};
+use crate::api::kind::{EVENTS, Kind, Right};
+use crate::runtime::cache::Touched;
+use crate::runtime::children::{Children, Trouble};
+use crate::runtime::conditions::READY;
+use crate::runtime::events::Events;
+use crate::runtime::manager::Manager;
+use crate::runtime::ownership::Owner;
+use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use crate::runtime::written::Written;
+use crate::runtime::{Key, apply};
+
+pub mod build;
+pub mod pods;
+pub mod settle;
+pub mod standing;
+pub mod validate;
+
+/// What the controller is called in logs and metrics.
+pub const NAME: &str = "appservice";
+/// The kind.
+pub const KIND: Kind = Kind::of::<AppService>(
+    NAME,
+    &["bc9a2d321273a2a5"],
+    &[
+        // Patched: the original program's annotation is taken away.
+        Right { group: GROUP, resources: &["appservices"], verbs: &["list", "patch", "watch"] },
+        Right { group: GROUP, resources: &["appservices/status"], verbs: &["patch"] },
+        Right { group: "apps", resources: &["deployments"], verbs: &["create", "get", "list", "patch", "watch"] },
+        Right { group: "", resources: &["services"], verbs: COMES_AND_GOES },
+        Right { group: "autoscaling", resources: &["horizontalpodautoscalers"], verbs: COMES_AND_GOES },
+        Right { group: "networking.k8s.io", resources: &["ingresses"], verbs: COMES_AND_GOES },
+        Right { group: "", resources: &["pods"], verbs: &["list"] },
+        EVENTS,
+    ],
+);
+/// What is done to a child that an app may lose again.
+const COMES_AND_GOES: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
+/// The field manager of its writes.
+pub const MANAGER: &str = "quartermaster/appservice";
+/// Annotation of the original program: its own copy of the spec, which it compares with. It says nothing to us.
+const OLD_SPEC: &str = "old/spec";
+/// How many Pods of an app are asked why they do not run.
+const PODS: u32 = 200;
+
+/// What can go wrong in a pass.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The apiserver does not take an object as it is.
+    #[error("{0}")]
+    Rejected(String),
+    /// An object could not be read or written.
+    #[error(transparent)]
+    Unwritten(#[from] Trouble),
+    /// The Pods could not be listed.
+    #[error("the Pods could not be listed: {0}")]
+    ListPods(#[source] kube::Error),
+    /// The annotation of the original program could not be taken away.
+    #[error("the annotation {OLD_SPEC} could not be taken away: {0}")]
+    RemoveOldSpec(#[source] kube::Error),
+    /// The status could not be written.
+    #[error("the status could not be written: {0}")]
+    WriteStatus(#[source] kube::Error),
+}
+
+impl Failure for Error {
+    fn class(&self) -> Class {
+        match self {
+            Self::Rejected(_) => Class::Terminal,
+            Self::Unwritten(trouble) => trouble.class(),
+            Self::ListPods(error) | Self::RemoveOldSpec(error) | Self::WriteStatus(error) => error.class(),
+        }
+    }
+}
+
+/// The controller.
+pub struct AppServices {
+    client: Client,
+    apps: Store<AppService>,
+    deployments: Arc<Children<Deployment, Running>>,
+    services: Arc<Children<Service, Served>>,
+    autoscalers: Arc<Children<HorizontalPodAutoscaler, ()>>,
+    ingresses: Arc<Children<Ingress, ()>>,
+    events: Events,
+    written: Written<AppService>,
+}
+
+/// Hands the controller in.
+///
+/// # Errors
+/// None.
+#[allow(clippy::unnecessary_wraps)] // as every start function
+pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
+    let apps = manager.kind::<AppService>(&KIND);
+    let wake = || {
+        let trigger = apps.trigger.clone();
+        move |key: &Key| trigger.wake(key)
+    };
+    let controller = Arc::new(AppServices {
+        client: manager.client.clone(),
+        apps: apps.store.clone(),
+        deployments: Children::new(manager, MANAGER, Running::of, wake()),
+        services: Children::new(manager, MANAGER, Served::of, wake()),
+        autoscalers: Children::new(manager, MANAGER, |_| (), wake()),
+        ingresses: Children::new(manager, MANAGER, |_| (), wake()),
+        events: manager.events(NAME),
+        written: Written::default(),
+    });
+    let (told, trigger) = (Arc::clone(&controller), apps.trigger.clone());
+    manager.control(apps, controller, Vec::new(), move |touched, all_seen| match touched {
+        // Otherwise told of again once all have been seen.
+        Touched::Present(app) if all_seen => {
+            let key = Key::of(app.as_ref());
+            if !told.written.knows(&key, &app) {
+                trigger.wake(&key);
+            }
+        }
+        Touched::Present(_) => {}
+        Touched::Gone(app) => trigger.wake(&Key::of(app.as_ref())),
+    });
+    Ok(())
+}
+
+impl AppServices {
+    fn api(&self, key: &Key) -> Api<AppService> {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
+    /// The app without the original program's annotation, which is not read.
+    async fn without_old_spec(&self, key: &Key, app: Arc<AppService>) -> Result<Arc<AppService>, Error> {
+        if !app.annotations().contains_key(OLD_SPEC) {
+            return Ok(app);
+        }
+        let written = apply::annotate(&self.api(key), MANAGER, app.as_ref(), OLD_SPEC, None).await;
+        Ok(self.written.wrote(key, written.map_err(Error::RemoveOldSpec)?))
+    }
+
+    /// What the Pods say of why they do not run.
+    async fn trouble(&self, key: &Key) -> Result<Option<pods::Trouble>, Error> {
+        let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
+        let api: Api<Pod> = Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
+        let selected = ListParams::default().labels(&format!("{}={}", build::APP, key.name)).limit(PODS);
+        let pods = api.list(&selected).await.map_err(Error::ListPods)?;
+        Ok(pods::trouble(&key.name, &pods))
+    }
+
+    async fn write(&self, key: &Key, app: &AppService, status: AppServiceStatus, said: bool) -> Result<(), Error> {
+        let before = app.status.as_ref();
+        if before == Some(&status) {
+            return Ok(());
+        }
+        match apply::status(&self.api(key), MANAGER, app, &status).await {
+            Ok(written) => self.written.wrote(key, written),
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            // An object whose scale is below zero has no status: Kubernetes lets nothing be written of it but its scale.
+            Err(kube::Error::Api(refusal)) if refusal.code == 422 && app.spec.size < 0 => {
+                self.tell(app, None, &status, said);
+                return Err(Error::Rejected(refusal.message));
+            }
+            Err(error) => return Err(Error::WriteStatus(error)),
+        };
+        self.tell(app, before, &status, said);
+        Ok(())
+    }
+
+    /// An Event for each change of the reason, and for each change of the words where they are `said` by us or the apiserver:
+    /// those of Pods and Deployments name what comes and goes. A rollout is told by its end.
+    fn tell(&self, app: &AppService, before: Option<&AppServiceStatus>, status: &AppServiceStatus, said: bool) {
+        let Some(now) = status.condition(READY) else { return };
+        let then = before.and_then(|before| before.condition(READY));
+        let same = then.is_some_and(|then| then.reason == now.reason && (!said || then.message == now.message));
+        let reason = now.reason.as_deref().unwrap_or_default();
+        if same || reason == PROGRESSING {
+            return;
+        }
+        let (regarding, note) = (app.object_ref(&()), now.message.clone().unwrap_or_default());
+        if now.status == "True" || reason == SUSPENDED {
+            self.events.normal(regarding, "Run", reason, note);
+        } else {
+            self.events.warning(regarding, "Run", reason, note);
+        }
+    }
+}
+
+impl Reconciler for AppServices {
+    type Object = AppService;
+    type Error = Error;
+
+    async fn reconcile(&self, app: Arc<AppService>) -> Result<Outcome, Error> {
+        let key = Key::of(app.as_ref());
+        let mut app = self.written.newest(&key, app);
+        // What it has goes after it, by its owner references.
+        let (None, Some(owner)) = (&app.metadata.deletion_timestamp, Owner::of(app.as_ref())) else {
+            return Ok(Outcome::Done);
+        };
+        // The original program, which never wrote a status, left its annotation.
+        let owner = owner.fresh(app.status.is_none() && !app.annotations().contains_key(OLD_SPEC));
+        let problem = if app.spec.suspend.unwrap_or_default() {
+            self.deployments.ready().await;
+            self.services.ready().await;
+            Some(Problem::Suspended)
+        } else {
+            app = self.without_old_spec(&key, app).await?;
+            match validate::check(&app) {
+                // It holds four kinds of objects: too much for the stack of every pass.
+                Ok(checked) => Box::pin(self.settle(&owner, &key, &app, &checked)).await?,
+                Err(words) => Some(Problem::SpecInvalid(words)),
+            }
+        };
+        let rollout = self.deployments.report(&key).map(|running| running.rollout);
+        let rollout = rollout.filter(|_| !matches!(problem, Some(Problem::Conflict { deployment: true, .. })));
+        let served = self.services.report(&key).filter(|_| !matches!(problem, Some(Problem::Conflict { .. })));
+        // Before its Deployment's controller has seen it, there are no Pods that could say anything.
+        let asks = problem.is_none() && rollout.as_ref().is_some_and(|rollout| rollout.seen && !rollout.is_complete());
+        let trouble = if asks { self.trouble(&key).await } else { Ok(None) };
+        let (trouble, unlisted) = trouble.map_or_else(|error| (None, Some(error)), |trouble| (trouble, None));
+        let standing = match &problem {
+            Some(problem) => Standing::not_ready(problem.reason(), problem.to_string()),
+            None => rollout.as_ref().unwrap_or(&Rollout::default()).standing(trouble),
+        };
+        let generation = app.metadata.generation.unwrap_or_default();
+        let now = Time(jiff::Timestamp::now());
+        let status = standing::status(app.status.as_ref(), &key.name, rollout, served, &standing, generation, now);
+        self.write(&key, &app, status, problem.is_some()).await?;
+        match (problem, unlisted) {
+            (Some(problem), _) => problem.outcome(),
+            (None, Some(error)) => Err(error),
+            (None, None) if asks => Ok(Outcome::Waiting),
+            (None, None) => Ok(Outcome::Done),
+        }
+    }
+
+    fn gone(&self, key: &Key) {
+        self.deployments.forget(key);
+        self.services.forget(key);
+        self.autoscalers.forget(key);
+        self.ingresses.forget(key);
+        self.written.forget(key);
+    }
+}

@@ -1,0 +1,299 @@
+//! Has an app's objects be as they are built, and tells what stands in the way.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ContainerPort, Service};
+use kube::{Api, Resource};
+
+use super::standing::{Rollout, SUSPENDED};
+use super::validate::App;
+use super::{AppServices, Error, build};
+use crate::api::AppService;
+use crate::runtime::Key;
+use crate::runtime::children::Trouble;
+use crate::runtime::ownership::Owner;
+use crate::runtime::reconciler::{Class, Failure, Outcome};
+
+/// Reason of the Event of an autoscaler that went.
+pub const AUTOSCALING_OFF: &str = "AutoscalingOff";
+/// How many Pods run, in the form of `managedFields`.
+const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
+
+/// The ports of a Service, in that form. Whoever gives one of them another number leaves one beside it that has its name:
+/// both cannot stand, and so it is with a container's.
+const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
+
+/// What is kept of a Deployment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Running {
+    /// How far it is.
+    pub rollout: Rollout,
+    /// Of one whose container has a port twice: its image and its ports.
+    twins: Option<(String, BTreeSet<i32>)>,
+}
+
+/// What stands in the way of an app.
+#[derive(Debug)]
+pub enum Problem {
+    /// It is to be let alone.
+    Suspended,
+    /// What was written cannot be built.
+    SpecInvalid(String),
+    /// An object of its name is somebody else's.
+    Conflict {
+        /// Whether it is the Deployment.
+        deployment: bool,
+        /// Whose, and how to hand it over.
+        words: String,
+    },
+    /// A port on the nodes is taken, or none is left: it may become free.
+    NodePortTaken(String),
+    /// Quota, a policy or rights: they may change.
+    Forbidden(String),
+    /// The apiserver does not take an object as it was built.
+    Rejected(String),
+    /// An object is being deleted; it is made again once it is gone.
+    Deleting(String),
+    /// An object could not be read or written.
+    Unwritten(Trouble),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Suspended => f.write_str("spec.suspend is true: nothing is changed"),
+            Self::SpecInvalid(words)
+            | Self::Conflict { words, .. }
+            | Self::NodePortTaken(words)
+            | Self::Forbidden(words)
+            | Self::Rejected(words)
+            | Self::Deleting(words) => f.write_str(words),
+            Self::Unwritten(Trouble::Api { what, error: kube::Error::Api(said) }) => {
+                write!(f, "{what} could not be read or written: {}", said.message)
+            }
+            Self::Unwritten(trouble) => trouble.fmt(f),
+        }
+    }
+}
+
+impl Problem {
+    /// In one word.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Suspended => SUSPENDED,
+            Self::SpecInvalid(_) => "SpecInvalid",
+            Self::Conflict { .. } => "Conflict",
+            Self::NodePortTaken(_) => "NodePortTaken",
+            Self::Forbidden(_) => "Forbidden",
+            Self::Rejected(_) => "Rejected",
+            Self::Deleting(_) => "Deleting",
+            Self::Unwritten(_) => "Unwritten",
+        }
+    }
+
+    /// How the pass ends that met it.
+    ///
+    /// # Errors
+    /// What is a failure of the pass.
+    pub fn outcome(self) -> Result<Outcome, Error> {
+        match self {
+            Self::Suspended | Self::SpecInvalid(_) => Ok(Outcome::Done),
+            Self::Conflict { .. } | Self::NodePortTaken(_) | Self::Forbidden(_) | Self::Deleting(_) => {
+                Ok(Outcome::Waiting)
+            }
+            Self::Rejected(words) => Err(Error::Rejected(words)),
+            Self::Unwritten(trouble) => Err(trouble.into()),
+        }
+    }
+
+    /// Of an object that is not as it is wanted; `deployment`: it is the Deployment.
+    fn of(trouble: Trouble, deployment: bool) -> Self {
+        let words = trouble.to_string();
+        match &trouble {
+            Trouble::Conflict(_) => Self::Conflict { deployment, words },
+            Trouble::Going(_) => Self::Deleting(words),
+            Trouble::Refused { said, .. } if is_taken(said) => Self::NodePortTaken(words),
+            Trouble::Refused { said, .. } if said.code == 403 => Self::Forbidden(words),
+            Trouble::Refused { .. } => Self::Rejected(words),
+            Trouble::Api { error: kube::Error::Api(said), .. } if is_taken(said) => Self::NodePortTaken(words),
+            Trouble::Api { .. } => Self::Unwritten(trouble),
+        }
+    }
+}
+
+/// Whether the apiserver has no port on the nodes to give, that one or any.
+fn is_taken(said: &kube::core::Status) -> bool {
+    said.message.contains("provided port is already allocated")
+        || said.message.contains("failed to allocate a nodePort")
+}
+
+/// Whether the apiserver does not take it; of two equal ports on the nodes it says so with a 500.
+fn is_refused(trouble: &Trouble) -> bool {
+    match trouble {
+        Trouble::Refused { .. } => true,
+        Trouble::Api { error: kube::Error::Api(said), .. } => said.message.starts_with("duplicate nodePort"),
+        _ => false,
+    }
+}
+
+impl Running {
+    /// What the Deployment says.
+    pub fn of(deployment: &Deployment) -> Self {
+        let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
+        let container = pod.and_then(|pod| pod.containers.first());
+        let ports = container.and_then(|container| container.ports.as_deref()).unwrap_or_default();
+        let twins = container.filter(|_| has_twins(ports)).map(|container| {
+            (container.image.clone().unwrap_or_default(), ports.iter().map(|port| port.container_port).collect())
+        });
+        Self { rollout: Rollout::of(deployment), twins }
+    }
+}
+
+/// Whether a port stands there twice: server-side apply cannot say that.
+fn has_twins(ports: &[ContainerPort]) -> bool {
+    let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| "TCP".into());
+    let once: BTreeSet<_> = ports.iter().map(|port| (port.container_port, protocol(port))).collect();
+    once.len() < ports.len()
+}
+
+impl AppServices {
+    /// Has all objects of the app be as they are wanted; what stands in the way, the Deployment's first.
+    ///
+    /// # Errors
+    /// Something came in between: all is to be looked at again.
+    pub(super) async fn settle(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        object: &AppService,
+        app: &App<'_>,
+    ) -> Result<Option<Problem>, Error> {
+        let lives = |uid: &str| self.lives(uid);
+        let service = async {
+            match build::service(app) {
+                Some(service) => self.service(owner, key, service).await,
+                // The original program's may be there without our label.
+                None => self.services.remove(owner, key, lives, true).await.map(drop),
+            }
+        };
+        let ingress = async {
+            match build::ingress(app) {
+                Some(ingress) => self.ingresses.settle(owner, ingress, lives, &[]).await.map(drop),
+                None => self.ingresses.remove(owner, key, lives, false).await.map(drop),
+            }
+        };
+        let (deployment, service, ingress) = tokio::join!(self.run(owner, key, object, app), service, ingress);
+        let mut problem = None;
+        let troubles = [(deployment, true), (service, false), (ingress, false)];
+        for (trouble, deployment) in
+            troubles.into_iter().filter_map(|(result, deployment)| Some((result.err()?, deployment)))
+        {
+            if trouble.class() == Class::Conflict {
+                return Err(trouble.into());
+            }
+            if problem.is_none() {
+                problem = Some(Problem::of(trouble, deployment));
+            }
+        }
+        Ok(problem)
+    }
+
+    /// The Deployment, and whoever says how many Pods it has. An autoscaler comes after the Deployment has let go of that
+    /// number, and goes before it is taken again: neither writes over the other.
+    async fn run(&self, owner: &Owner, key: &Key, object: &AppService, app: &App<'_>) -> Result<(), Trouble> {
+        let lives = |uid: &str| self.lives(uid);
+        self.deployments.ready().await;
+        let running = self.running(key, app).await?;
+        let Some(autoscaler) = build::autoscaler(app) else {
+            if self.autoscalers.remove(owner, key, lives, false).await? {
+                let ran = running.as_ref().map_or(0, |running| running.rollout.wanted);
+                let note = format!("autoscaling is off: {ran} Pods were wanted, and spec.size is {}", app.size);
+                self.events.normal(object.object_ref(&()), "Scale", AUTOSCALING_OFF, note);
+            }
+            return self.deployment(owner, key, app, running.as_ref(), Some(app.size)).await;
+        };
+        // A new one begins with what was written, within the bounds.
+        let (min, max) =
+            autoscaler.spec.as_ref().map_or((1, 1), |spec| (spec.min_replicas.unwrap_or(1), spec.max_replicas));
+        let begins = running.is_none().then(|| app.size.max(min).min(max));
+        self.deployment(owner, key, app, running.as_ref(), begins).await?;
+        self.autoscalers.settle(owner, autoscaler, lives, &[]).await.map(drop)
+    }
+
+    fn lives(&self, uid: &str) -> bool {
+        self.apps.state().iter().any(|app| app.metadata.uid.as_deref() == Some(uid))
+    }
+
+    /// What there is of the Deployment. One without our label is asked for only if that makes a difference.
+    async fn running(&self, key: &Key, app: &App<'_>) -> Result<Option<Running>, Trouble> {
+        let known = self.deployments.report(key);
+        let twins = has_twins(&build::as_the_original_has_them(&app.ports));
+        if known.is_some() || (app.spec.autoscaling.is_none() && !twins) {
+            return Ok(known);
+        }
+        let api: Api<Deployment> = Api::namespaced(self.client.clone(), &key.namespace);
+        let live = api.get_opt(&key.name).await;
+        let live = live.map_err(|error| Trouble::Api { what: format!("Deployment {key}"), error })?;
+        Ok(live.as_ref().map(Running::of))
+    }
+
+    /// The Deployment. Without `replicas` their number is left to others. So are the container's ports where the original
+    /// program left one twice, until the Pods are made anew for another reason.
+    async fn deployment(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        app: &App<'_>,
+        running: Option<&Running>,
+        replicas: Option<i32>,
+    ) -> Result<(), Trouble> {
+        let lives = |uid: &str| self.lives(uid);
+        let twins = running.and_then(|running| running.twins.as_ref());
+        let numbers = build::as_the_original_has_them(&app.ports).iter().map(|port| port.container_port).collect();
+        let ports = twins.is_none_or(|(image, ports)| *image != app.spec.image || *ports != numbers);
+        let container = format!("k:{{\"name\":\"{}\"}}", app.name);
+        let container_ports = ["f:spec", "f:template", "f:spec", "f:containers", &container, "f:ports"];
+        let mut left: Vec<&[&str]> = Vec::new();
+        if replicas.is_none() {
+            left.push(REPLICAS);
+        }
+        if !ports {
+            left.push(&container_ports);
+        }
+        let deployment = build::deployment(app, replicas, ports);
+        let settled = self.deployments.settle(owner, deployment.clone(), lives, &left).await;
+        match settled {
+            Err(trouble)
+                if is_refused(&trouble) && self.deployments.reclaim(owner, key, lives, &container_ports).await? =>
+            {
+                self.deployments.settle(owner, deployment, lives, &left).await.map(drop)
+            }
+            settled => settled.map(drop),
+        }
+    }
+
+    /// The Service. A port on the nodes that is no longer given stays what it is, whatever else is changed of its port: the
+    /// apiserver keeps it for the name alone.
+    async fn service(&self, owner: &Owner, key: &Key, service: Service) -> Result<(), Trouble> {
+        let lives = |uid: &str| self.lives(uid);
+        let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+        let chosen: Vec<_> = ports
+            .filter(|port| port.node_port.is_none())
+            .map(|port| {
+                let protocol = port.protocol.as_deref().unwrap_or("TCP");
+                format!("k:{{\"port\":{},\"protocol\":\"{protocol}\"}}", port.port)
+            })
+            .collect();
+        let left: Vec<_> = chosen.iter().map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat()).collect();
+        let left: Vec<_> = left.iter().map(Vec::as_slice).collect();
+        let settled = self.services.settle(owner, service.clone(), lives, &left).await;
+        match settled {
+            Err(trouble) if is_refused(&trouble) && self.services.reclaim(owner, key, lives, SERVICE_PORTS).await? => {
+                self.services.settle(owner, service, lives, &left).await.map(drop)
+            }
+            settled => settled.map(drop),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::needless_pass_by_value)]
+
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn at(text: &str) -> Time {
+    Time(text.parse().unwrap())
+}
+
+fn deployment(wanted: i32, observed: i64, status: Value) -> Deployment {
+    let mut object = json!({
+        "metadata": { "name": "web", "namespace": "shop", "generation": 3 },
+        "spec": { "replicas": wanted, "selector": {}, "template": {} },
+        "status": { "observedGeneration": observed },
+    });
+    object["status"].as_object_mut().unwrap().extend(status.as_object().unwrap().clone());
+    serde_json::from_value(object).unwrap()
+}
+
+fn counts(replicas: i32, updated: i32, available: i32) -> Value {
+    json!({ "replicas": replicas, "updatedReplicas": updated, "availableReplicas": available })
+}
+
+fn condition(type_: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({ "conditions": [{ "type": type_, "status": status, "reason": reason, "message": message }] })
+}
+
+fn both(one: Value, other: &Value) -> Value {
+    let mut both = one;
+    both.as_object_mut().unwrap().extend(other.as_object().unwrap().clone());
+    both
+}
+
+fn pull() -> Trouble {
+    Trouble { reason: "ImagePullBackOff".into(), message: "not found".into() }
+}
+
+#[rstest]
+#[case::complete(2, 3, counts(2, 2, 2), true, "Ready", "all 2 Pods are available")]
+#[case::one(1, 3, counts(1, 1, 1), true, "Ready", "the Pod is available")]
+#[case::none_wanted(0, 3, json!({}), true, "Ready", "no Pod is wanted")]
+#[case::not_seen_yet(2, 2, counts(2, 2, 2), false, "Progressing", "2 of 2 Pods are available")]
+#[case::not_started(2, 3, json!({}), false, "Progressing", "0 of 2 Pods are available")]
+#[case::some(3, 3, counts(3, 3, 1), false, "Progressing", "1 of 3 Pods are available")]
+#[case::old_ones(2, 3, counts(3, 2, 2), false, "Progressing", "Pods of before are still there: 1")]
+#[case::more_than_wanted(1, 3, counts(2, 2, 2), false, "Progressing", "1 of 1 Pods are available")]
+#[case::old_ones_serve(2, 3, counts(3, 1, 2), false, "Progressing", "Pods of before are still there: 2")]
+#[case::quota(2, 3, both(counts(1, 1, 1), &condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota")), false, "FailedCreate", "exceeded quota")]
+#[case::late(2, 3, both(counts(2, 2, 1), &condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out")), false, "ProgressDeadlineExceeded", "timed out")]
+#[case::late_before(2, 2, both(counts(2, 2, 1), &condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out")), false, "Progressing", "1 of 2 Pods are available")]
+#[case::quota_over(2, 3, both(counts(2, 2, 2), &condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota")), true, "Ready", "all 2 Pods are available")]
+fn how_a_deployment_stands(
+    #[case] wanted: i32,
+    #[case] observed: i64,
+    #[case] status: Value,
+    #[case] ready: bool,
+    #[case] reason: &str,
+    #[case] message: &str,
+) {
+    let standing = Rollout::of(&deployment(wanted, observed, status)).standing(None);
+    assert_eq!(standing, Standing { ready, reason: reason.into(), message: message.into() });
+}
+
+#[test]
+fn pods_say_why_unless_all_is_well_or_the_deployment_knows_better() {
+    let said =
+        |status: Value, observed: i64| Rollout::of(&deployment(2, observed, status)).standing(Some(pull())).reason;
+    assert_eq!(said(counts(2, 2, 1), 3), "ImagePullBackOff");
+    assert_eq!(said(counts(2, 2, 2), 3), "Ready");
+    assert_eq!(said(counts(2, 2, 1), 2), "Progressing", "those were asked about another spec");
+    let late = condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out");
+    assert_eq!(said(both(counts(2, 2, 1), &late), 3), "ImagePullBackOff");
+    let quota = condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota");
+    assert_eq!(said(both(counts(1, 1, 0), &quota), 3), "FailedCreate");
+}
+
+#[test]
+fn a_status_mirrors_the_deployment_and_the_service() {
+    let conditions = json!([
+        { "type": "Available", "status": "True", "reason": "MinimumReplicasAvailable", "message": "m",
+          "lastTransitionTime": "2026-01-01T00:00:00Z", "lastUpdateTime": "2026-01-01T00:00:01Z" },
+    ]);
+    let deployment = deployment(
+        2,
+        3,
+        json!({ "replicas": 2, "updatedReplicas": 2, "readyReplicas": 2, "availableReplicas": 1, "unavailableReplicas": 1,
+            "collisionCount": 1, "terminatingReplicas": 1, "conditions": conditions }),
+    );
+    let service = json!({ "metadata": {}, "spec": { "clusterIP": "10.0.0.7", "ports": [
+        { "port": 80, "targetPort": 80, "nodePort": 30002, "protocol": "TCP" },
+        { "name": "dns", "port": 53, "nodePort": 0, "protocol": "UDP" },
+    ] } });
+    let served = Served::of(&serde_json::from_value(service).unwrap());
+    let rollout = Rollout::of(&deployment);
+    let standing = rollout.standing(None);
+    let status = status(None, "web", Some(rollout), Some(served), &standing, 7, at("2026-01-02T00:00:00Z"));
+    insta::assert_yaml_snapshot!(status);
+}
+
+#[test]
+fn ready_keeps_its_time_while_its_status_does() {
+    let first = Standing::not_ready("Conflict", "no");
+    let before = status(None, "web", None, None, &first, 1, at("2026-01-01T00:00:00Z"));
+    let second = Standing::not_ready("Progressing", "soon");
+    let after = status(Some(&before), "web", None, None, &second, 2, at("2026-01-02T00:00:00Z"));
+    let ready = after.condition(READY).unwrap();
+    assert_eq!(ready.last_transition_time, Some(at("2026-01-01T00:00:00Z")));
+    assert_eq!((ready.reason.as_deref(), ready.observed_generation), (Some("Progressing"), Some(2)));
+    let third = Standing { ready: true, reason: WELL.into(), message: "\u{e4}".repeat(2000) };
+    let last = status(Some(&after), "web", None, None, &third, 2, at("2026-01-03T00:00:00Z"));
+    let ready = last.condition(READY).unwrap();
+    assert_eq!(ready.last_transition_time, Some(at("2026-01-03T00:00:00Z")));
+    assert_eq!((ready.message.as_ref().unwrap().len(), last.conditions.len()), (1024, 1));
+    let same = status(Some(&last), "web", None, None, &third, 2, at("2026-01-04T00:00:00Z"));
+    assert_eq!(same, last, "nothing to write");
+}

@@ -1,0 +1,199 @@
+//! From what was written to what can be built. The CRD's rules say the same of new objects; an older one may break them.
+
+use k8s_openapi::api::core::v1::{EnvFromSource, EnvVar, Probe, ServicePort};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt;
+use serde::de::DeserializeOwned;
+
+use crate::api::AppService;
+use crate::api::app_service::{
+    AppServiceSpec, AsWritten, INGRESS_NEEDS_A_PORT, NAME, NAMED, NAMES_DIFFER, NO_NODE_PORT, NODE_PORTS_DIFFER,
+    ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TargetPort,
+};
+
+/// The type of the Service, unless the spec gives another one.
+const NODE_PORT: &str = "NodePort";
+/// The type of a Service without ports on the nodes.
+const CLUSTER_IP: &str = "ClusterIP";
+
+/// An app whose objects can be built.
+#[derive(Clone, Debug, PartialEq)]
+pub struct App<'a> {
+    /// Its name, and that of all that it has.
+    pub name: &'a str,
+    /// Its namespace.
+    pub namespace: String,
+    /// The rest of what was written.
+    pub spec: &'a AppServiceSpec,
+    /// How many Pods run.
+    pub size: i32,
+    /// The Service's ports.
+    pub ports: Vec<ServicePort>,
+    /// The Service's type.
+    pub service_type: &'a str,
+    /// The container's environment.
+    pub env: Vec<EnvVar>,
+    /// The same, from `ConfigMaps` and Secrets.
+    pub env_from: Vec<EnvFromSource>,
+    /// The container's liveness probe.
+    pub liveness: Option<Probe>,
+    /// The container's readiness probe.
+    pub readiness: Option<Probe>,
+    /// The container's startup probe.
+    pub startup: Option<Probe>,
+}
+
+/// Checks an `AppService`.
+///
+/// # Errors
+/// What is wrong with it, and what to write instead.
+pub fn check(app: &AppService) -> Result<App<'_>, String> {
+    let spec = &app.spec;
+    let name = app.metadata.name.as_deref().unwrap_or_default();
+    // The apiserver tells of the rest when it is given the Service.
+    if !name.starts_with(|c: char| c.is_ascii_lowercase()) || name.len() > 63 || name.contains('.') {
+        return Err(format!("metadata.name: {NAME}"));
+    }
+    if spec.image.is_empty() {
+        return Err("spec.image: write an image, such as nginx:1.27".into());
+    }
+    let service_type = spec.service_type.as_deref().unwrap_or(NODE_PORT);
+    if service_type == CLUSTER_IP && spec.ports.iter().any(|port| port.node_port().is_some()) {
+        return Err(format!("spec: {NO_NODE_PORT}"));
+    }
+    if spec.ingress.is_some() && spec.ports.is_empty() {
+        return Err(format!("spec: {INGRESS_NEEDS_A_PORT}"));
+    }
+    check_ports(&spec.ports).map_err(|rule| format!("spec.ports: {rule}"))?;
+    Ok(App {
+        name,
+        namespace: app.namespace().unwrap_or_default(),
+        spec,
+        size: number("spec.size", spec.size, 0, i32::MAX)?,
+        ports: spec.ports.iter().enumerate().map(|(at, port)| service_port(at, port)).collect::<Result<_, _>>()?,
+        service_type,
+        env: spec.env.iter().map(|env| read("spec.env", env)).collect::<Result<_, _>>()?,
+        env_from: spec.env_from.iter().map(|env| read("spec.envFrom", env)).collect::<Result<_, _>>()?,
+        liveness: spec.liveness_probe.as_ref().map(|probe| read("spec.livenessProbe", probe)).transpose()?,
+        readiness: spec.readiness_probe.as_ref().map(|probe| read("spec.readinessProbe", probe)).transpose()?,
+        startup: spec.startup_probe.as_ref().map(|probe| read("spec.startupProbe", probe)).transpose()?,
+    })
+}
+
+/// The rule over all ports that they break.
+fn check_ports(ports: &[Port]) -> Result<(), &'static str> {
+    if ports.len() > 1 && ports.iter().any(|port| port.name.is_empty()) {
+        return Err(NAMED.1);
+    }
+    for (at, port) in ports.iter().enumerate() {
+        let before = &ports[..at];
+        let same_protocol = |other: &&Port| other.protocol() == port.protocol();
+        if before.iter().any(|other| !port.name.is_empty() && other.name == port.name) {
+            return Err(NAMES_DIFFER.1);
+        }
+        if before.iter().filter(same_protocol).any(|other| other.port == port.port) {
+            return Err(PORTS_DIFFER.1);
+        }
+        if port.node_port().is_some()
+            && before.iter().filter(same_protocol).any(|other| other.node_port() == port.node_port())
+        {
+            return Err(NODE_PORTS_DIFFER.1);
+        }
+        if matches!(port.target(), Some(TargetPort::Name(_)))
+            && before.iter().any(|other| other.target() == port.target() && other.protocol() != port.protocol())
+        {
+            return Err(ONE_PROTOCOL_A_NAME.1);
+        }
+    }
+    Ok(())
+}
+
+fn service_port(at: usize, port: &Port) -> Result<ServicePort, String> {
+    let field = |name: &str| format!("spec.ports[{at}].{name}");
+    let number_of_port = number(&field("port"), port.port, 1, 65535)?;
+    let target = match port.target() {
+        None => IntOrString::Int(number_of_port),
+        Some(TargetPort::Number(target)) => IntOrString::Int(number(&field("targetPort"), *target, 1, 65535)?),
+        Some(TargetPort::Name(target)) => IntOrString::String(target.clone()),
+    };
+    Ok(ServicePort {
+        name: Some(port.name.clone()).filter(|name| !name.is_empty()),
+        port: number_of_port,
+        target_port: Some(target),
+        node_port: port.node_port().map(|port| number(&field("nodePort"), port, 1, 65535)).transpose()?,
+        protocol: Some(port.protocol().to_owned()),
+        app_protocol: port.app_protocol.clone(),
+    })
+}
+
+fn number(field: &str, value: i64, min: i32, max: i32) -> Result<i32, String> {
+    let number = i32::try_from(value).ok().filter(|number| (min..=max).contains(number));
+    number.ok_or_else(|| format!("{field}: write a number from {min} to {max}"))
+}
+
+fn read<T: DeserializeOwned>(field: &str, written: &AsWritten<T>) -> Result<T, String> {
+    written.read().map_err(|error| format!("{field}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::needless_pass_by_value)]
+
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn app(name: &str, spec: Value) -> AppService {
+        let metadata = json!({ "namespace": "shop", "name": name });
+        let object = json!({ "apiVersion": "kosmos.io/v1", "kind": "AppService", "metadata": metadata, "spec": spec });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn with(field: &str, value: Value) -> Value {
+        let mut spec = json!({ "size": 1, "image": "i" });
+        spec[field] = value;
+        spec
+    }
+
+    /// What the original CRD let in.
+    #[rstest]
+    #[case::size(with("size", json!(-1)), "spec.size: write a number from 0 to 2147483647")]
+    #[case::beyond_32_bits(with("size", json!(3_000_000_000_i64)), "spec.size: write a number")]
+    #[case::image(with("image", json!("")), "spec.image: write an image")]
+    #[case::port(with("ports", json!([{ "port": 0 }])), "spec.ports[0].port: write a number from 1 to 65535")]
+    #[case::target(with("ports", json!([{ "port": 1, "targetPort": 65536 }])), "spec.ports[0].targetPort: write a number")]
+    #[case::node_port(with("ports", json!([{ "port": 1, "nodePort": -1 }])), "spec.ports[0].nodePort: write a number")]
+    #[case::unnamed(with("ports", json!([{ "port": 1 }, { "port": 2, "name": "b" }])), "spec.ports: several ports need a name each")]
+    #[case::one_name(with("ports", json!([{ "port": 1, "name": "b" }, { "port": 2, "name": "b" }])), "spec.ports: two ports have the same name")]
+    #[case::one_port(with("ports", json!([{ "port": 1, "name": "a", "protocol": "TCP" }, { "port": 1, "name": "b" }])), "spec.ports: the same port stands there twice")]
+    #[case::one_node_port(with("ports", json!([{ "port": 1, "name": "a", "nodePort": 7 }, { "port": 2, "name": "b", "nodePort": 7 }])), "spec.ports: the same nodePort stands there twice")]
+    #[case::one_target_name(with("ports", json!([{ "port": 1, "name": "a", "targetPort": "x" }, { "port": 1, "name": "b", "targetPort": "x", "protocol": "UDP" }])), "spec.ports: a targetPort's name")]
+    #[case::cluster_ip(json!({ "size": 1, "image": "i", "serviceType": "ClusterIP", "ports": [{ "port": 1, "nodePort": 7 }] }), "spec: serviceType: ClusterIP has no ports on the nodes")]
+    #[case::ingress(with("ingress", json!({})), "spec: ingress leads to the first port: add ports")]
+    #[case::probe(with("livenessProbe", json!({ "httpGet": { "port": 5_000_000_000_i64 } })), "spec.livenessProbe: invalid value")]
+    #[case::nothing(json!({}), "spec.image: write an image")]
+    fn what_an_older_object_may_say(#[case] spec: Value, #[case] words: &str) {
+        let app = app("web", spec);
+        let said = check(&app).unwrap_err();
+        assert!(said.starts_with(words), "{said}");
+    }
+
+    #[rstest]
+    #[case("1web")]
+    #[case("web.two")]
+    #[case(&"a".repeat(64))]
+    fn what_no_service_may_be_called(#[case] name: &str) {
+        let app = app(name, json!({ "size": 1, "image": "i" }));
+        assert!(check(&app).unwrap_err().starts_with("metadata.name: the Service has this name too"));
+    }
+
+    #[test]
+    fn equal_numbers_of_two_protocols_are_well() {
+        let ports = json!([
+            { "port": 53, "name": "a", "nodePort": 30053 },
+            { "port": 53, "name": "b", "nodePort": 30053, "protocol": "UDP" },
+        ]);
+        assert_eq!(check(&app("web", with("ports", ports))).unwrap().ports.len(), 2);
+    }
+}

@@ -1,0 +1,219 @@
+//! Every change of a spec, and back: after our own creation, and after what the document's program made was taken over.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
+use kube::ResourceExt;
+use quartermaster::api::AppService;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::{app, looked_at, not_ready, original, ready, respec, standing, writes};
+use crate::support::{Bed, Operator, Settings};
+
+/// No Pod runs: it is about what the objects say.
+fn base() -> Value {
+    json!({ "size": 0, "image": "nginx:1.7.9", "ports": [
+        { "name": "http", "port": 80, "targetPort": 80, "protocol": "TCP" },
+        { "name": "admin", "port": 81, "targetPort": 8081, "protocol": "TCP" },
+    ] })
+}
+
+fn with(field: &str, value: Value) -> Value {
+    let mut spec = base();
+    spec[field] = value;
+    spec
+}
+
+/// What an app has: the spec of each of its objects, but for what the cluster chooses anew with each Service.
+async fn stands(bed: &Bed, name: &str) -> Value {
+    let deployment: Deployment = bed.api().get(name).await.unwrap();
+    let service = bed.api::<Service>().get_opt(name).await.unwrap().and_then(|service| service.spec);
+    let mut service = json!(service);
+    for port in service.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
+        port.as_object_mut().unwrap().remove("nodePort");
+    }
+    if let Some(service) = service.as_object_mut() {
+        service.retain(|name, _| !name.starts_with("clusterIP"));
+    }
+    let ingress = bed.api::<Ingress>().get_opt(name).await.unwrap().and_then(|ingress| ingress.spec);
+    let scaler = bed.api::<HorizontalPodAutoscaler>().get_opt(name).await.unwrap().and_then(|scaler| scaler.spec);
+    json!({ "deployment": deployment.spec, "service": service, "ingress": ingress, "scaler": scaler })
+}
+
+/// Waits until the operator has done what the spec says, and tells what stands then.
+async fn applied(bed: &Bed, name: &str) -> Value {
+    bed.until(name, "says how it stands", |app: &AppService| standing(app).is_some()).await;
+    stands(bed, name).await
+}
+
+/// Whether all of `wanted` stands there; a list as long as it.
+fn is_within(wanted: &Value, there: &Value) -> bool {
+    match (wanted, there) {
+        (Value::Object(wanted), Value::Object(there)) => {
+            wanted.iter().all(|(name, value)| there.get(name).is_some_and(|there| is_within(value, there)))
+        }
+        (Value::Array(wanted), Value::Array(there)) => {
+            wanted.len() == there.len() && wanted.iter().zip(there).all(|(one, other)| is_within(one, other))
+        }
+        _ => wanted == there,
+    }
+}
+
+/// What is changed, and what then stands in the container, the Service and the rest.
+#[rustfmt::skip] // one line a case
+fn cases() -> Vec<(Value, Value)> {
+    let container = |part: Value| json!({ "deployment": { "template": { "spec": { "containers": [part] } } } });
+    let ports = |ports: Value, container: Value, service: Value| {
+        (with("ports", ports), json!({ "deployment": { "template": { "spec": { "containers": [{ "ports": container }] } } }, "service": { "ports": service } }))
+    };
+    let a = json!({ "name": "a", "port": 80 });
+    let probe = json!({ "httpGet": { "port": 80, "path": "/" }, "periodSeconds": 7 });
+    vec![
+        (with("image", json!("nginx:1.27")), container(json!({ "image": "nginx:1.27" }))),
+        // A port added, removed, reordered, renamed, renumbered, another target.
+        ports(json!([{ "name": "http", "port": 80 }, { "name": "admin", "port": 81, "targetPort": 8081 }, { "name": "more", "port": 82 }]),
+            json!([{ "containerPort": 80 }, { "containerPort": 8081 }, { "containerPort": 82 }]), json!([{ "port": 80 }, { "port": 81 }, { "port": 82 }])),
+        ports(json!([{ "name": "admin", "port": 81, "targetPort": 8081 }]), json!([{ "containerPort": 8081 }]), json!([{ "port": 81 }])),
+        ports(json!([{ "name": "admin", "port": 81, "targetPort": 8081 }, { "name": "http", "port": 80 }]), json!([{ "containerPort": 8081 }, { "containerPort": 80 }]), json!([{ "port": 81 }, { "port": 80 }])),
+        ports(json!([{ "name": "web", "port": 80 }, { "name": "admin", "port": 81, "targetPort": 8081 }]), json!([{ "containerPort": 80 }, { "containerPort": 8081 }]), json!([{ "name": "web", "port": 80 }, { "port": 81 }])),
+        ports(json!([{ "name": "admin", "port": 80, "targetPort": 80 }, { "name": "http", "port": 81, "targetPort": 8081 }]), json!([{ "containerPort": 80 }, { "containerPort": 8081 }]), json!([{ "name": "admin", "port": 80 }, { "name": "http", "port": 81 }])),
+        ports(json!([{ "name": "http", "port": 8000, "targetPort": 80 }, { "name": "admin", "port": 81, "targetPort": 8081 }]), json!([{ "containerPort": 80 }, { "containerPort": 8081 }]), json!([{ "name": "http", "port": 8000, "targetPort": 80 }, { "port": 81 }])),
+        ports(json!([{ "name": "http", "port": 80 }, { "name": "admin", "port": 81 }]), json!([{ "containerPort": 80 }, { "containerPort": 81 }]), json!([{ "targetPort": 80 }, { "targetPort": 81 }])),
+        ports(json!([{ "port": 80 }]), json!([{ "containerPort": 80 }]), json!([{ "port": 80, "targetPort": 80 }])),
+        // A named target, another protocol, one number as both, one target of two.
+        ports(json!([{ "name": "http", "port": 80, "targetPort": "http" }]), json!([{ "name": "http", "containerPort": 80, "protocol": "TCP" }]), json!([{ "targetPort": "http" }])),
+        ports(json!([{ "name": "http", "port": 80, "targetPort": "http" }, { "name": "admin", "port": 81, "targetPort": 80 }]), json!([{ "name": "http", "containerPort": 80 }]), json!([{ "targetPort": "http" }, { "targetPort": 80 }])),
+        ports(json!([{ "name": "dns", "port": 53, "protocol": "UDP" }]), json!([{ "containerPort": 53 }]), json!([{ "port": 53, "protocol": "UDP" }])),
+        ports(json!([a, { "name": "b", "port": 80, "protocol": "UDP" }]), json!([{ "containerPort": 80 }]), json!([{ "protocol": "TCP" }, { "protocol": "UDP" }])),
+        ports(json!([a, { "name": "b", "port": 8080, "targetPort": 80 }]), json!([{ "containerPort": 80 }]), json!([{ "targetPort": 80 }, { "targetPort": 80 }])),
+        ports(json!([{ "port": 80, "appProtocol": "kubernetes.io/h2c" }]), json!([{ "containerPort": 80 }]), json!([{ "appProtocol": "kubernetes.io/h2c" }])),
+        // Emptied: the Service goes.
+        (with("ports", json!([])), json!({ "service": null })),
+        (with("serviceType", json!("ClusterIP")), json!({ "service": { "type": "ClusterIP" } })),
+        (with("serviceType", json!("LoadBalancer")), json!({ "service": { "type": "LoadBalancer" } })),
+        // The optional fields.
+        (with("env", json!([{ "name": "A", "value": "$(B)" }, { "name": "C", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }])), container(json!({ "env": [{ "name": "A", "value": "$(B)" }, { "name": "C", "valueFrom": {} }] }))),
+        (with("env", json!([{ "name": "C", "value": "" }])), container(json!({ "env": [{ "name": "C" }] }))),
+        (with("envFrom", json!([{ "secretRef": { "name": "s" } }])), container(json!({ "envFrom": [{ "secretRef": { "name": "s" } }] }))),
+        (with("resources", json!({ "requests": { "cpu": 0.5 }, "limits": { "cpu": 1, "memory": "64Mi" } })), container(json!({ "resources": { "requests": { "cpu": "500m" }, "limits": { "cpu": "1", "memory": "64Mi" } } }))),
+        (with("livenessProbe", probe.clone()), container(json!({ "livenessProbe": probe }))),
+        (with("readinessProbe", json!({ "tcpSocket": { "port": 80 } })), container(json!({ "readinessProbe": { "tcpSocket": { "port": 80 } } }))),
+        (with("startupProbe", json!({ "exec": { "command": ["true"] } })), container(json!({ "startupProbe": { "exec": { "command": ["true"] } } }))),
+        (with("imagePullPolicy", json!("Always")), container(json!({ "imagePullPolicy": "Always" }))),
+        (with("command", json!(["sh", "-c"])), container(json!({ "command": ["sh", "-c"] }))),
+        (with("args", json!(["echo"])), container(json!({ "args": ["echo"] }))),
+        (with("serviceAccountName", json!("runner")), json!({ "deployment": { "template": { "spec": { "serviceAccountName": "runner" } } } })),
+        (with("imagePullSecrets", json!([{ "name": "registry" }])), json!({ "deployment": { "template": { "spec": { "imagePullSecrets": [{ "name": "registry" }] } } } })),
+        (with("ingress", json!({ "host": "app.example.com", "class": "nginx", "path": "/api", "tls": { "secretName": "cert" } })),
+            json!({ "ingress": { "ingressClassName": "nginx", "rules": [{ "host": "app.example.com" }], "tls": [{ "hosts": ["app.example.com"], "secretName": "cert" }] } })),
+        (with("ingress", json!({})), json!({ "ingress": { "rules": [{ "http": { "paths": [{ "path": "/", "pathType": "Prefix", "backend": { "service": { "port": { "number": 80 } } } }] } }] } })),
+        (with("autoscaling", json!({ "min": 2, "max": 5, "cpu": 60 })), json!({ "deployment": { "replicas": 0 }, "scaler": { "minReplicas": 2, "maxReplicas": 5, "metrics": [{ "resource": { "target": { "averageUtilization": 60 } } }] } })),
+        (with("size", json!(1)), json!({ "deployment": { "replicas": 1 } })),
+    ]
+}
+
+#[rstest]
+#[case::made_by_us(false)]
+#[case::taken_over(true)]
+#[tokio::test]
+async fn every_change_and_back(#[case] taken_over: bool) {
+    let bed = Bed::shared("changes").await;
+    let made = app(&bed, "web", base()).await;
+    if taken_over {
+        let old = json!({ "metadata": { "annotations": { "old/spec": base().to_string() } } });
+        bed.patch::<AppService>("web", old).await;
+        original(&bed, &made, json!({})).await;
+    }
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let first = applied(&bed, "web").await;
+    let mut service: Service = bed.api().get("web").await.unwrap();
+    for (spec, wanted) in cases() {
+        respec(&bed, "web", spec.clone()).await;
+        let there = applied(&bed, "web").await;
+        assert!(is_within(&wanted, &there), "{spec}\nwanted: {wanted}\nthere: {there}");
+        respec(&bed, "web", base()).await;
+        let back = applied(&bed, "web").await;
+        assert_eq!(back, first, "back from {spec}");
+    }
+    // Its address is lost only where the Service went.
+    let now: Service = bed.api().get("web").await.unwrap();
+    assert_ne!(now.uid(), service.uid());
+    service = now;
+    for (spec, _) in cases().into_iter().filter(|(spec, _)| spec["ports"] != json!([])).take(5) {
+        respec(&bed, "web", spec).await;
+        applied(&bed, "web").await;
+    }
+    let now: Service = bed.api().get("web").await.unwrap();
+    assert_eq!(now.uid(), service.uid());
+    assert_eq!(now.spec.unwrap().cluster_ip, service.spec.unwrap().cluster_ip);
+}
+
+/// A port on the nodes stays while its port does, whatever comes and goes beside it.
+#[tokio::test]
+async fn a_port_on_the_nodes_stays() {
+    let bed = Bed::shared("nodeports").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", base()).await;
+    applied(&bed, "web").await;
+    let node_port = async |port: i32| {
+        let service: Service = bed.api().get("web").await.unwrap();
+        let ports = service.spec.unwrap().ports.unwrap();
+        ports.into_iter().find(|there| there.port == port).unwrap().node_port.unwrap()
+    };
+    let before = node_port(80).await;
+    let changes = [
+        with("ports", json!([{ "name": "new", "port": 90 }, { "name": "web", "port": 80, "targetPort": 8080 }])),
+        with("ports", json!([{ "port": 80 }])),
+        base(),
+        // Given as it is, and no longer given.
+        with("ports", json!([{ "port": 80, "nodePort": before }])),
+        base(),
+        // Its type is changed both ways where it needs one.
+        with("serviceType", json!("LoadBalancer")),
+        base(),
+    ];
+    for spec in changes {
+        respec(&bed, "web", spec.clone()).await;
+        applied(&bed, "web").await;
+        assert_eq!(node_port(80).await, before, "{spec}");
+    }
+    let other = if before == 30_079 { 30_078 } else { 30_079 };
+    respec(&bed, "web", with("ports", json!([{ "port": 80, "nodePort": other }]))).await;
+    applied(&bed, "web").await;
+    assert_eq!(node_port(80).await, other);
+}
+
+/// One that is taken is waited for, in the apiserver's words; so is one that a full range does not have.
+#[tokio::test]
+async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
+    let bed = Bed::shared("taken-port").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let holder = json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80 }] } });
+    let holder: Service = bed.create("holder", holder).await;
+    let taken = holder.spec.unwrap().ports.unwrap()[0].node_port.unwrap();
+    let spec = json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": taken }] });
+    app(&bed, "web", spec).await;
+    let words = not_ready(&bed, "web", "NodePortTaken").await;
+    assert!(words.ends_with(&format!("Invalid value: {taken}: provided port is already allocated")), "{words}");
+    assert_eq!(bed.event("web", "NodePortTaken").await, words);
+    bed.delete::<Service>("holder").await;
+    ready(&bed, "web").await;
+    assert_eq!(bed.api::<Service>().get("web").await.unwrap().spec.unwrap().ports.unwrap()[0].node_port, Some(taken));
+
+    // Out of the range is no matter of time.
+    app(&bed, "far", json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": 40_000 }] })).await;
+    let words = not_ready(&bed, "far", "Rejected").await;
+    assert!(words.contains("provided port is not in the valid range"), "{words}");
+    bed.until("far", "is seen by its controller", |app: &AppService| {
+        app.status.as_ref().is_some_and(|status| status.condition("Available").is_some())
+    })
+    .await;
+    looked_at(&bed, "web").await;
+    let since = bed.plane.audit().mark().await.unwrap();
+    looked_at(&bed, "web").await;
+    let tried = writes(&bed, since).await;
+    assert!(!tried.contains(&"create services".to_owned()), "it is not tried again by itself: {tried:?}");
+    assert_eq!(bed.events("far", "Rejected").await.len(), 1);
+}

@@ -1,0 +1,73 @@
+//! What an app costs.
+
+use serde_json::json;
+use testbed::Options;
+
+use super::{app, deployment, looked_at, ready, service, writes};
+use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
+use quartermaster::api::AppService;
+
+#[tokio::test]
+async fn a_new_app_costs_three_writes_and_no_read() {
+    let bed = Bed::own_with(Options::apiserver_only(), "cost").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let ports = json!([{ "port": 80 }]);
+    // The watches begin with the first.
+    app(&bed, "first", json!({ "size": 1, "image": "i", "ports": ports })).await;
+    bed.until("first", "is passed over", |app: &AppService| app.status.is_some()).await;
+
+    let since = bed.plane.audit().mark().await.unwrap();
+    app(&bed, "web", json!({ "size": 1, "image": "i", "ports": ports })).await;
+    bed.until("web", "is passed over", |app: &AppService| app.status.is_some()).await;
+    let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let requests = bed.plane.audit().requests(since).await.unwrap();
+    let mut ours: Vec<_> = requests
+        .iter()
+        .map(|request| &request.subject)
+        .filter(|it| it.user == operator && it.verb != "watch" && it.resource != "events")
+        .map(|it| format!("{} {}", it.verb, it.resource))
+        .collect();
+    ours.sort();
+    assert_eq!(ours, ["create deployments", "create services", "patch appservices/status"]);
+}
+
+#[tokio::test]
+async fn at_rest_nothing_is_written() {
+    let bed = Bed::shared("rest").await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    let spec = json!({ "size": 1, "image": "i", "ports": [{ "port": 80 }], "ingress": {}, "env": [{ "name": "A", "value": "b" }],
+        "resources": { "requests": { "cpu": "0.1", "memory": 1024 } } });
+    app(&bed, "web", spec).await;
+    let mut scaled = json!({ "size": 1, "image": "i", "autoscaling": { "max": 2 }, "serviceAccountName": "default" });
+    app(&bed, "scaled", scaled.clone()).await;
+    scaled["suspend"] = true.into();
+    app(&bed, "suspended", scaled).await;
+    app(&bed, "off", json!({ "size": 0, "image": "i" })).await;
+    for name in ["web", "scaled", "off"] {
+        ready(&bed, name).await;
+        looked_at(&bed, name).await;
+    }
+    assert!(bed.api::<k8s_openapi::api::apps::v1::Deployment>().get_opt("suspended").await.unwrap().is_none());
+
+    let since = bed.plane.audit().mark().await.unwrap();
+    let versions = async || {
+        let (deployment, service) = (deployment(&bed, "web").await, service(&bed, "web").await);
+        (deployment.metadata.resource_version, service.metadata.resource_version)
+    };
+    let before = versions().await;
+    for name in ["web", "scaled", "off", "suspended"] {
+        looked_at(&bed, name).await;
+    }
+    // What a new process finds is as it was left.
+    operator.kill();
+    operator.restart();
+    operator.ready().await;
+    for name in ["web", "scaled", "off", "suspended"] {
+        looked_at(&bed, name).await;
+    }
+    assert_eq!(versions().await, before);
+    let mut ours = writes(&bed, since).await;
+    // Of each of the eight markers.
+    ours.retain(|write| !["create deployments", "patch appservices/status"].contains(&write.as_str()));
+    assert!(ours.is_empty(), "{ours:?}");
+}

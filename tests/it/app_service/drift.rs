@@ -1,0 +1,240 @@
+//! Whatever somebody else does to what an app has: what we say is put right, what others say stays.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Resource, ResourceExt};
+use quartermaster::api::AppService;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use testbed::wait::until;
+
+use super::{app, looked_at, ready};
+use crate::support::{Bed, Operator, SOON, Settings};
+
+fn spec() -> Value {
+    json!({
+        "size": 0,
+        "image": "nginx:1.7.9",
+        "ports": [{ "name": "http", "port": 80, "targetPort": "http" }, { "name": "admin", "port": 81 }],
+        "env": [{ "name": "A", "value": "b" }],
+        "resources": { "limits": { "cpu": "1" } },
+        "livenessProbe": { "httpGet": { "port": 80, "path": "/" } },
+        "command": ["sh"],
+        "args": ["-c"],
+        "serviceAccountName": "default",
+        "imagePullSecrets": [{ "name": "registry" }],
+        "ingress": { "host": "app.example.com" },
+        "autoscaling": { "min": 1, "max": 3 },
+    })
+}
+
+/// What we say of an object: its spec, and its marks.
+fn said<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Value {
+    let mut metadata = object.meta().clone();
+    metadata.managed_fields = None;
+    metadata.resource_version = None;
+    metadata.generation = None;
+    let revision = "deployment.kubernetes.io/revision";
+    metadata.annotations.as_mut().map(|annotations| annotations.remove(revision));
+    json!({ "metadata": metadata, "spec": serde_json::to_value(object).unwrap()["spec"] })
+}
+
+/// Does each of `harm`, JSON patches, to the object, and waits until it is as it was.
+async fn put_right<K>(bed: &Bed, harm: &[Value])
+where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + DeserializeOwned
+        + Serialize,
+{
+    let api: Api<K> = bed.api();
+    let before = api.get("web").await.unwrap();
+    for patch in harm {
+        let parameters = PatchParams { field_manager: Some("somebody".into()), ..PatchParams::default() };
+        let operations = serde_json::from_value(json!([patch])).unwrap();
+        let harmed = api.patch("web", &parameters, &Patch::<()>::Json(operations)).await;
+        let harmed = harmed.unwrap_or_else(|error| panic!("{patch}: {error}"));
+        assert_ne!(said(&harmed), said(&before), "{patch} harms nothing");
+        let mut last = json!(null);
+        let right = until(format!("{patch} is put right"), SOON, async || {
+            last = said(&api.get("web").await?);
+            Ok((last == said(&before)).then_some(()))
+        });
+        if let Err(error) = right.await {
+            let app: AppService = bed.api().get("web").await.unwrap();
+            panic!("{error:#}\n{:#}\n{last:#}\n{:#?}", said(&before), super::standing(&app));
+        }
+    }
+}
+
+fn replace(path: &str, value: impl Into<Value>) -> Value {
+    json!({ "op": "replace", "path": path, "value": value.into() })
+}
+
+fn add(path: &str, value: impl Into<Value>) -> Value {
+    json!({ "op": "add", "path": path, "value": value.into() })
+}
+
+fn remove(path: &str) -> Value {
+    json!({ "op": "remove", "path": path })
+}
+
+#[tokio::test]
+async fn every_field_that_we_set() {
+    let bed = Bed::shared("drift").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", spec()).await;
+    ready(&bed, "web").await;
+    // Once the number of Pods is let go of, after the first pass.
+    looked_at(&bed, "web").await;
+
+    let marks = [
+        remove("/metadata/labels/app"),
+        replace("/metadata/labels/app.kubernetes.io~1name", json!("x")),
+        remove("/metadata/labels/quartermaster.dev~1owner-uid"),
+        replace("/metadata/labels/quartermaster.dev~1owner-uid", json!("x")),
+        remove("/metadata/annotations/quartermaster.dev~1owner"),
+        remove("/metadata/annotations/quartermaster.dev~1applied"),
+        remove("/metadata/ownerReferences"),
+    ];
+    let container = |rest: &str| format!("/spec/template/spec/containers/0/{rest}");
+    let pod = |rest: &str| format!("/spec/template/spec/{rest}");
+    let mut harm = marks.to_vec();
+    harm.extend([
+        replace(&container("image"), json!("nginx:evil")),
+        replace(&container("imagePullPolicy"), json!("Always")),
+        replace(&container("command"), json!(["evil"])),
+        remove(&container("args")),
+        replace(&container("env/0/value"), json!("x")),
+        remove(&container("env")),
+        remove(&container("ports/1")),
+        replace(&container("ports/0/containerPort"), json!(8080)),
+        replace(&container("resources/limits/cpu"), json!("2")),
+        remove(&container("livenessProbe")),
+        replace(&container("livenessProbe/httpGet/path"), json!("/x")),
+        remove(&pod("imagePullSecrets")),
+    ]);
+    put_right::<Deployment>(&bed, &harm).await;
+
+    let mut harm = marks.to_vec();
+    harm.extend([
+        replace("/spec/ports/0/port", json!(8080)),
+        replace("/spec/ports/0/targetPort", json!(8080)),
+        replace("/spec/ports/0/name", json!("x")),
+        remove("/spec/ports/1"),
+        replace("/spec/selector/app", json!("other")),
+        remove("/spec/selector"),
+        replace("/spec/type", json!("LoadBalancer")),
+    ]);
+    // A removed port gets another one on the nodes.
+    let ports = async || {
+        let service: Service = bed.api().get("web").await.unwrap();
+        let ports = service.spec.unwrap().ports.unwrap();
+        ports.into_iter().map(|port| port.node_port.unwrap()).collect::<Vec<_>>()
+    };
+    let pinned: Vec<_> = ports().await;
+    let mut with_ports = spec();
+    for (port, number) in with_ports["ports"].as_array_mut().unwrap().iter_mut().zip(pinned) {
+        port["nodePort"] = number.into();
+    }
+    super::respec(&bed, "web", with_ports).await;
+    ready(&bed, "web").await;
+    put_right::<Service>(&bed, &harm).await;
+
+    let mut harm = marks.to_vec();
+    harm.extend([replace("/spec/maxReplicas", json!(30)), replace("/spec/scaleTargetRef/name", json!("other"))]);
+    put_right::<HorizontalPodAutoscaler>(&bed, &harm).await;
+    let mut harm = marks.to_vec();
+    harm.extend([
+        replace("/spec/rules/0/host", json!("evil.example.com")),
+        replace("/spec/rules/0/http/paths/0/backend/service/name", json!("evil")),
+    ]);
+    put_right::<Ingress>(&bed, &harm).await;
+
+    // Without an autoscaler the number of Pods is ours too.
+    let mut plain = spec();
+    plain.as_object_mut().unwrap().remove("autoscaling");
+    super::respec(&bed, "web", plain).await;
+    ready(&bed, "web").await;
+    put_right::<Deployment>(&bed, &[replace("/spec/replicas", json!(2))]).await;
+}
+
+/// Deletes it, and waits until there is another one.
+async fn again<K>(bed: &Bed)
+where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + DeserializeOwned,
+{
+    let before = bed.api::<K>().get("web").await.unwrap();
+    bed.delete::<K>("web").await;
+    let back = until(format!("{} is back", K::kind(&())), SOON, async || {
+        let now = bed.api::<K>().get_opt("web").await?;
+        Ok(now.filter(|now| now.uid() != before.uid()))
+    });
+    back.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_child_that_is_deleted_comes_back() {
+    let bed = Bed::shared("deleted").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let mut spec = spec();
+    spec["imagePullSecrets"] = json!([]);
+    app(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    again::<Deployment>(&bed).await;
+    again::<Service>(&bed).await;
+    again::<Ingress>(&bed).await;
+    again::<HorizontalPodAutoscaler>(&bed).await;
+    ready(&bed, "web").await;
+}
+
+/// What others add stays: an annotation, a label, a sidecar, a field that we do not set.
+#[tokio::test]
+async fn what_others_own_stays() {
+    let bed = Bed::shared("others").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", spec()).await;
+    ready(&bed, "web").await;
+    looked_at(&bed, "web").await;
+    let by = PatchParams { field_manager: Some("somebody".into()), ..PatchParams::default() };
+    let theirs = json!([
+        add("/metadata/annotations/note", json!("theirs")),
+        add("/metadata/labels/team", json!("theirs")),
+        add("/spec/template/metadata/annotations", json!({ "injected": "true" })),
+        add("/spec/template/spec/containers/-", json!({ "name": "sidecar", "image": "proxy" })),
+        add("/spec/template/spec/tolerations", json!([{ "key": "gpu", "operator": "Exists" }])),
+        add("/spec/minReadySeconds", json!(1)),
+    ]);
+    let operations = serde_json::from_value(theirs).unwrap();
+    let changed = bed.api::<Deployment>().patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap();
+    let more = add("/metadata/annotations/note", json!("theirs"));
+    let policy = replace("/spec/externalTrafficPolicy", json!("Local"));
+    let operations = serde_json::from_value(json!([more, policy])).unwrap();
+    let served = bed.api::<Service>().patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap();
+
+    // Also when we write again.
+    let mut newer = spec();
+    newer["image"] = json!("nginx:1.27");
+    newer["ports"][0]["appProtocol"] = json!("http");
+    super::respec(&bed, "web", newer).await;
+    ready(&bed, "web").await;
+    looked_at(&bed, "web").await;
+    let (deployment, service) = (super::deployment(&bed, "web").await, super::service(&bed, "web").await);
+    let mut expected = said(&changed);
+    expected["spec"]["template"]["spec"]["containers"][0]["image"] = json!("nginx:1.27");
+    let mut now = said(&deployment);
+    for object in [&mut expected, &mut now] {
+        object["metadata"]["annotations"].as_object_mut().unwrap().remove("quartermaster.dev/applied");
+    }
+    assert_eq!(now, expected);
+    assert_eq!(service.annotations()["note"], "theirs");
+    assert_eq!(json!(service.spec)["externalTrafficPolicy"], json!(served.spec)["externalTrafficPolicy"]);
+}

@@ -1,0 +1,216 @@
+//! What is not ours is never touched, until its owner hands it over.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Service;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::{Api, Resource, ResourceExt};
+use quartermaster::api::AppService;
+use rstest::rstest;
+use serde_json::{Value, json};
+use testbed::Options;
+use testbed::wait::until;
+
+use super::{app, deployment, looked_at, not_ready, ready, replica_sets, service, writes};
+use crate::support::{Bed, Operator, SOON, Settings};
+
+fn spec() -> Value {
+    json!({ "size": 1, "image": "nginx:1.7.9", "ports": [{ "port": 80, "targetPort": 80 }] })
+}
+
+/// What an object is beside its status, which its controller writes.
+fn whole<K: Resource + serde::Serialize>(object: &K) -> Value {
+    let mut value = serde_json::to_value(object).unwrap();
+    value.as_object_mut().unwrap().remove("status");
+    for volatile in ["managedFields", "resourceVersion"] {
+        value["metadata"].as_object_mut().unwrap().remove(volatile);
+    }
+    value
+}
+
+#[rstest]
+#[case::deployment("deployments.apps")]
+#[case::service("services")]
+#[tokio::test]
+async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &str) {
+    let bed = Bed::shared("foreign").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let is_deployment = resource == "deployments.apps";
+    if is_deployment {
+        bed.deployment("web", 2).await;
+    } else {
+        bed.service("web", json!([{ "port": 8080 }])).await;
+    }
+    let look =
+        async || if is_deployment { whole(&deployment(&bed, "web").await) } else { whole(&service(&bed, "web").await) };
+    let before = look().await;
+    let since = bed.plane.audit().mark().await.unwrap();
+    app(&bed, "web", spec()).await;
+    let words = not_ready(&bed, "web", "Conflict").await;
+    let namespace = bed.namespace.clone();
+    let command = format!("kubectl annotate {resource} web -n {namespace} quartermaster.dev/adopt-by={namespace}/web");
+    assert!(words.ends_with(&command), "{words}");
+    looked_at(&bed, "web").await;
+    let plural = resource.split('.').next().unwrap();
+    let written = bed.plane.audit().requests(since).await.unwrap().into_iter().filter(|request| {
+        let it = &request.subject;
+        it.is_write()
+            && it.namespace == namespace
+            && it.name == "web"
+            && it.resource == plural
+            && request.code < 300
+            && it.user.contains("quartermaster")
+    });
+    assert_eq!(written.count(), 0);
+    let mut after = look().await;
+    // Its own controller counts its revisions.
+    for object in [&mut after] {
+        if before["metadata"].get("annotations").is_none() {
+            object["metadata"].as_object_mut().unwrap().remove("annotations");
+        }
+    }
+    assert_eq!(after, before);
+    let app: AppService = bed.api().get("web").await.unwrap();
+    let status = app.status.unwrap();
+    assert_eq!(status.replicas.is_some(), !is_deployment, "it says nothing of what is not its own");
+    assert!(status.cluster_ip.is_none() || is_deployment);
+
+    let command: Vec<_> = command.split(' ').skip(1).collect();
+    bed.plane.run_kubectl(&command, "").await.unwrap();
+    ready(&bed, "web").await;
+    let (uid, adopted) = if is_deployment {
+        let deployment = deployment(&bed, "web").await;
+        (deployment.uid(), deployment.metadata)
+    } else {
+        let service = service(&bed, "web").await;
+        (service.uid(), service.metadata)
+    };
+    assert_eq!(json!(uid), before["metadata"]["uid"]);
+    assert!(!adopted.annotations.as_ref().unwrap().contains_key("quartermaster.dev/adopt-by"));
+    assert_eq!(adopted.owner_references.unwrap()[0].name, "web");
+}
+
+#[tokio::test]
+async fn what_another_controls_cannot_be_handed_over() {
+    let bed = Bed::shared("controlled").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let other = app(&bed, "other", json!({ "size": 0, "image": "i" })).await;
+    // It is really another's: what the document's program made of it, under a name of ours.
+    ready(&bed, "other").await;
+    let mut owner = json!(other.controller_owner_ref(&()).unwrap());
+    owner["kind"] = json!("Something");
+    owner["apiVersion"] = json!("example.com/v1");
+    let metadata = json!({ "ownerReferences": [owner], "annotations": { "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) } });
+    let labels = json!({ "app": "web" });
+    let template =
+        json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "a", "image": "b" }] } });
+    let spec_of = json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
+    bed.create::<Deployment>("web", json!({ "metadata": metadata, "spec": spec_of })).await;
+    app(&bed, "web", spec()).await;
+    let words = not_ready(&bed, "web", "Conflict").await;
+    assert!(words.contains("is controlled by Something other") && !words.contains("kubectl"), "{words}");
+}
+
+/// The expected end of one whose both marks are stripped.
+#[tokio::test]
+async fn without_either_mark_it_is_not_ours() {
+    let bed = Bed::shared("stripped").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", spec()).await;
+    ready(&bed, "web").await;
+    let strip = json!([
+        { "op": "remove", "path": "/metadata/ownerReferences" },
+        { "op": "remove", "path": "/metadata/labels/quartermaster.dev~1owner-uid" },
+        { "op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "nginx:theirs" },
+    ]);
+    let operations = serde_json::from_value(strip).unwrap();
+    let by = PatchParams { field_manager: Some("somebody".into()), ..PatchParams::default() };
+    let stripped = bed.api::<Deployment>().patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap();
+    let words = not_ready(&bed, "web", "Conflict").await;
+    assert!(words.starts_with("deployments.apps "), "{words}");
+    let since = bed.plane.audit().mark().await.unwrap();
+    looked_at(&bed, "web").await;
+    let written = writes(&bed, since).await;
+    assert!(!written.iter().any(|write| write == "patch deployments"), "{written:?}");
+    assert_eq!(whole(&deployment(&bed, "web").await)["metadata"]["labels"], whole(&stripped)["metadata"]["labels"]);
+}
+
+/// As it stands in a backup.
+fn afresh<K: Resource>(mut object: K) -> K {
+    let metadata = object.meta_mut();
+    (metadata.uid, metadata.resource_version, metadata.managed_fields) = (None, None, None);
+    object
+}
+
+/// A backup gives everything back under new UIDs: what carries our name is taken back. (Garbage collection, which runs on
+/// no such control plane here, goes by the UIDs of owner references.)
+#[tokio::test]
+async fn what_was_restored_is_taken_back() {
+    let bed = Bed::own_with(Options::apiserver_only(), "restored").await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", spec()).await;
+    bed.until("web", "is passed over", |app: &AppService| app.status.is_some()).await;
+    operator.kill();
+    let (old, served) = (deployment(&bed, "web").await, service(&bed, "web").await);
+    let api: Api<AppService> = bed.api();
+    api.delete("web", &DeleteParams::default()).await.unwrap();
+    bed.delete::<Deployment>("web").await;
+    bed.delete::<Service>("web").await;
+    until("all is gone", SOON, async || {
+        let left = api.get_opt("web").await?.is_some();
+        Ok((!left).then_some(()))
+    })
+    .await
+    .unwrap();
+
+    let by = PostParams { field_manager: Some("velero".into()), ..PostParams::default() };
+    let old = bed.api().create(&by, &afresh(old)).await.unwrap();
+    let served = bed.api().create(&by, &afresh(served)).await.unwrap();
+    let again = app(&bed, "web", spec()).await;
+    operator.restart();
+    bed.until("web", "is passed over", |app: &AppService| app.status.is_some()).await;
+    let (now, serves) = (deployment(&bed, "web").await, service(&bed, "web").await);
+    assert_eq!((now.uid(), serves.uid()), (old.uid(), served.uid()));
+    assert_eq!(
+        (whole(&now)["spec"].clone(), whole(&serves)["spec"].clone()),
+        (whole(&old)["spec"].clone(), whole(&served)["spec"].clone())
+    );
+    for metadata in [now.metadata, serves.metadata] {
+        assert_eq!(metadata.labels.unwrap()["quartermaster.dev/owner-uid"], again.uid().unwrap());
+        let owners = metadata.owner_references.unwrap();
+        assert_eq!((owners.len(), &owners[0].uid), (1, again.uid().as_ref().unwrap()));
+    }
+    // What is then dropped really goes.
+    super::respec(&bed, "web", json!({ "size": 1, "image": "nginx:1.7.9", "ports": [{ "port": 81 }] })).await;
+    bed.until("web", "has the other port alone", |service: &Service| {
+        let ports = service.spec.as_ref().unwrap().ports.as_ref().unwrap();
+        ports.len() == 1 && ports[0].port == 81
+    })
+    .await;
+}
+
+/// An app that is made anew under its name, while the garbage collector has not yet come to what the one before had.
+#[tokio::test]
+async fn an_app_made_anew_restarts_nothing() {
+    let bed = Bed::shared("anew").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let first = app(&bed, "web", spec()).await;
+    ready(&bed, "web").await;
+    let before = replica_sets(&bed, "web").await;
+    // As kubectl replace --force --cascade=orphan does.
+    bed.api::<AppService>()
+        .delete(
+            "web",
+            &DeleteParams { propagation_policy: Some(kube::api::PropagationPolicy::Orphan), ..DeleteParams::default() },
+        )
+        .await
+        .unwrap();
+    until("it is gone", SOON, async || Ok(bed.api::<AppService>().get_opt("web").await?.is_none().then_some(())))
+        .await
+        .unwrap();
+    let second = app(&bed, "web", spec()).await;
+    assert_ne!(first.uid(), second.uid());
+    ready(&bed, "web").await;
+    let now = deployment(&bed, "web").await;
+    assert_eq!(now.labels()["quartermaster.dev/owner-uid"], second.uid().unwrap());
+    assert_eq!(replica_sets(&bed, "web").await, before);
+}

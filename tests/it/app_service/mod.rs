@@ -1,0 +1,136 @@
+//! `AppService` on a real control plane.
+
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
+use k8s_openapi::api::core::v1::Service;
+use kube::api::{ListParams, ObjectList, PostParams};
+use kube::core::ObjectMeta;
+use kube::{Resource as _, ResourceExt};
+use quartermaster::api::AppService;
+use quartermaster::api::app_service::AppCondition;
+use serde_json::{Value, json};
+use testbed::wait::until;
+
+use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
+
+mod changes;
+mod cost;
+mod drift;
+mod foreign;
+mod scaling;
+mod standing;
+mod taking_over;
+mod walkthrough;
+
+/// An app with this spec.
+async fn app(bed: &Bed, name: &str, spec: Value) -> AppService {
+    bed.create(name, json!({ "spec": spec })).await
+}
+
+/// Gives an app another spec, whole.
+async fn respec(bed: &Bed, name: &str, spec: Value) -> AppService {
+    let spec = serde_json::from_value(spec).unwrap();
+    let written = until("the spec is written", SOON, async || {
+        let mut app = bed.api::<AppService>().get(name).await?;
+        app.spec = Clone::clone(&spec);
+        match bed.api().replace(name, &PostParams::default(), &app).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+            other => Ok(Some(other?)),
+        }
+    });
+    written.await.unwrap()
+}
+
+/// The app's condition `Ready`, once it speaks of the present generation.
+fn standing(app: &AppService) -> Option<&AppCondition> {
+    let status = app.status.as_ref()?;
+    (status.observed_generation == app.metadata.generation).then(|| status.condition("Ready"))?
+}
+
+/// Waits until the app is ready.
+async fn ready(bed: &Bed, name: &str) -> AppService {
+    bed.until(name, "is ready", |app| standing(app).is_some_and(|ready| ready.status == "True")).await
+}
+
+/// Waits until the app is not ready for this reason; gives the words.
+async fn not_ready(bed: &Bed, name: &str, reason: &str) -> String {
+    let app = bed
+        .until(name, reason, |app| {
+            standing(app).is_some_and(|ready| ready.status == "False" && ready.reason.as_deref() == Some(reason))
+        })
+        .await;
+    standing(&app).unwrap().message.clone().unwrap()
+}
+
+async fn deployment(bed: &Bed, name: &str) -> Deployment {
+    bed.api().get(name).await.unwrap()
+}
+
+async fn service(bed: &Bed, name: &str) -> Service {
+    bed.api().get(name).await.unwrap()
+}
+
+/// The name of a `ReplicaSet` is a digest of the Pods' template: what Pods there are, and of which template.
+async fn replica_sets(bed: &Bed, name: &str) -> Vec<String> {
+    let all: ObjectList<ReplicaSet> =
+        bed.api().list(&ListParams::default().labels(&format!("app={name}"))).await.unwrap();
+    all.iter().map(ResourceExt::name_any).collect()
+}
+
+/// What the document's program makes of an app, as it makes it: with a plain POST under another manager's name. `more` is
+/// merged into the metadata of both.
+async fn original(bed: &Bed, app: &AppService, more: Value) -> (Deployment, Service) {
+    let name = app.name_any();
+    let mut metadata = json!(ObjectMeta {
+        name: Some(name.clone()),
+        namespace: app.namespace(),
+        owner_references: app.controller_owner_ref(&()).map(|owner| vec![owner]),
+        ..ObjectMeta::default()
+    });
+    metadata["ownerReferences"][0]["blockOwnerDeletion"] = json!(true);
+    metadata.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let labels = json!({ "app": name });
+    let spec = serde_json::to_value(&app.spec).unwrap();
+    let ports = spec["ports"].as_array().cloned().unwrap_or_default();
+    let container_ports: Vec<_> = ports.iter().map(|port| json!({ "containerPort": port["targetPort"] })).collect();
+    let container = json!({
+        "name": name,
+        "image": spec["image"],
+        "ports": container_ports,
+        "resources": {},
+        "imagePullPolicy": "IfNotPresent",
+    });
+    let template =
+        json!({ "metadata": { "creationTimestamp": null, "labels": labels }, "spec": { "containers": [container] } });
+    let by = PostParams { field_manager: Some("operator".into()), ..PostParams::default() };
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata,
+        "spec": { "replicas": spec["size"], "selector": { "matchLabels": labels }, "template": template, "strategy": {} },
+    });
+    let deployment = bed.api().create(&by, &serde_json::from_value(deployment).unwrap()).await.unwrap();
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": metadata,
+        "spec": { "type": "NodePort", "ports": ports, "selector": labels },
+    });
+    let service = bed.api().create(&by, &serde_json::from_value(service).unwrap()).await.unwrap();
+    (deployment, service)
+}
+
+/// The operator's writes to objects of the test's namespace since then, as `VERB RESOURCE`.
+async fn writes(bed: &Bed, since: testbed::control_plane::audit::Mark) -> Vec<String> {
+    let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let requests = bed.plane.audit().requests(since).await.unwrap().into_iter().map(|request| request.subject);
+    requests
+        .filter(|it| it.is_write() && it.user == operator && it.namespace == bed.namespace && it.resource != "events")
+        .map(|it| format!("{} {}", it.verb, it.resource))
+        .collect()
+}
+
+/// Has the operator look at the app again, and waits until it has: a pass over another one, asked for later, is done.
+async fn looked_at(bed: &Bed, name: &str) {
+    let now = uuid::Uuid::new_v4().to_string();
+    let asked = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
+    bed.patch::<AppService>(name, asked).await;
+    let marker = format!("marker-{}", &now[..8]);
+    app(bed, &marker, json!({ "size": 0, "image": "i" })).await;
+    bed.until(&marker, "is passed over", |app: &AppService| app.status.is_some()).await;
+}

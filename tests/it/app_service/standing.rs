@@ -1,0 +1,246 @@
+//! What the status says: the Deployment's, mirrored, and why an app is not ready.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Service};
+use kube::api::{ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use quartermaster::api::AppService;
+use rstest::rstest;
+use serde_json::{Value, json};
+use testbed::wait::until;
+
+use super::{app, deployment, looked_at, not_ready, ready, respec, service, standing, writes};
+use crate::support::{Bed, Operator, SOON, Settings};
+
+fn one() -> Value {
+    json!({ "size": 1, "image": "nginx:1.7.9", "ports": [{ "name": "http", "port": 80 }] })
+}
+
+/// The Deployment's status through a rollout, and the Service's ports; once it says so, it is so.
+#[tokio::test]
+async fn it_mirrors_and_is_honest() {
+    let bed = Bed::shared("mirror").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let mut spec = one();
+    spec["size"] = json!(2);
+    app(&bed, "web", spec.clone()).await;
+    for image in ["nginx:1.7.9", "nginx:1.8", "nginx:1.9"] {
+        spec["image"] = json!(image);
+        respec(&bed, "web", spec.clone()).await;
+        let app = ready(&bed, "web").await;
+        let deployment = deployment(&bed, "web").await;
+        let said = deployment.spec.as_ref().unwrap();
+        let container = &said.template.spec.as_ref().unwrap().containers[0];
+        assert_eq!(container.image.as_deref(), Some(image), "ready, and of this generation");
+        let theirs = deployment.status.clone().unwrap();
+        assert_eq!((theirs.updated_replicas, theirs.available_replicas, theirs.replicas), (Some(2), Some(2), Some(2)));
+        assert_eq!(theirs.observed_generation, deployment.metadata.generation);
+        assert_eq!(app.status.unwrap().observed_generation, app.metadata.generation);
+    }
+    // Once the last old Pod has ended nothing changes any more.
+    let mirrored = until("the status is the Deployment's", SOON, async || {
+        let app: AppService = bed.api().get("web").await?;
+        let mut ours = serde_json::to_value(app.status)?;
+        let mut theirs = serde_json::to_value(deployment(&bed, "web").await.status)?;
+        let ports = ours.as_object_mut().unwrap().remove("ports");
+        for field in ["selector", "clusterIP"] {
+            ours.as_object_mut().unwrap().remove(field);
+        }
+        ours["observedGeneration"] = theirs["observedGeneration"].clone();
+        ours["conditions"].as_array_mut().unwrap().retain(|condition| condition["type"] != "Ready");
+        for status in [&mut ours, &mut theirs] {
+            status["conditions"].as_array_mut().unwrap().sort_by_key(|condition| condition["type"].to_string());
+        }
+        anyhow::ensure!(ours == theirs, "{ours:#}\n{theirs:#}");
+        Ok(ports)
+    });
+    let node_port = service(&bed, "web").await.spec.unwrap().ports.unwrap()[0].node_port;
+    let ports = json!([{ "name": "http", "port": 80, "nodePort": node_port, "protocol": "TCP" }]);
+    assert_eq!(mirrored.await.unwrap(), ports);
+    // One Event, for all three.
+    assert_eq!(bed.event("web", "Ready").await, "all 2 Pods are available");
+}
+
+/// What the kubelet would say of a container.
+async fn kubelet(bed: &Bed, container: Value) {
+    let pods: Api<Pod> = bed.api();
+    let pod = pods.list(&ListParams::default().labels("app=web")).await.unwrap().items.remove(0);
+    let ready = if container["ready"] == true { "True" } else { "False" };
+    let mut whole = json!({ "name": "web", "image": "i", "imageID": "", "restartCount": 0 });
+    whole.as_object_mut().unwrap().extend(container.as_object().unwrap().clone());
+    let conditions = ["Ready", "ContainersReady"].map(|type_| json!({ "type": type_, "status": ready }));
+    let status = json!({ "status": { "conditions": conditions, "containerStatuses": [whole] } });
+    pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(status)).await.unwrap();
+}
+
+#[rstest]
+#[case::image(json!({ "waiting": { "reason": "ErrImagePull", "message": "rpc error: not found" } }), json!({}), "ImagePullBackOff", "rpc error: not found")]
+#[case::crash(json!({ "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } }), json!({ "terminated": { "exitCode": 7, "reason": "Error" } }), "CrashLoopBackOff", "container web ended with exit code 7 (Error) and is started again")]
+#[case::config(json!({ "waiting": { "reason": "CreateContainerConfigError", "message": "secret \"x\" not found" } }), json!({}), "CreateContainerConfigError", "secret \"x\" not found")]
+#[tokio::test]
+async fn a_pods_own_reason(#[case] state: Value, #[case] last: Value, #[case] reason: &str, #[case] words: &str) {
+    let bed = Bed::shared("reason").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", one()).await;
+    ready(&bed, "web").await;
+    let restarts = i32::from(last != json!({}));
+    kubelet(&bed, json!({ "ready": false, "state": state, "lastState": last, "restartCount": restarts })).await;
+    let said = not_ready(&bed, "web", reason).await;
+    assert!(said.starts_with("Pod web-") && said.ends_with(words), "{said}");
+    assert_eq!(bed.event("web", reason).await, said);
+    let table = bed.kubectl(&["get", "appsvc", "web"]).await;
+    assert!(table.contains(reason), "{table}");
+    // It is asked for again and again, and said once.
+    let since = bed.plane.audit().mark().await.unwrap();
+    looked_at(&bed, "web").await;
+    let written = writes(&bed, since).await;
+    assert!(!written.iter().any(|write| write.starts_with("patch") && !write.ends_with("/status")), "{written:?}");
+    kubelet(&bed, json!({ "ready": true, "state": { "running": {} }, "lastState": last, "restartCount": restarts }))
+        .await;
+    ready(&bed, "web").await;
+    assert_eq!(bed.events("web", reason).await.len(), 1);
+}
+
+#[tokio::test]
+async fn no_node_takes_it() {
+    let bed = Bed::shared("unscheduled").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let mut spec = one();
+    spec["resources"] = json!({ "requests": { "cpu": "1000000" } });
+    app(&bed, "web", spec).await;
+    let words = not_ready(&bed, "web", "Unschedulable").await;
+    assert!(words.contains("Insufficient cpu"), "{words}");
+    respec(&bed, "web", one()).await;
+    ready(&bed, "web").await;
+}
+
+#[tokio::test]
+async fn the_quota_has_no_room() {
+    let bed = Bed::shared("quota").await;
+    let hard = json!({ "spec": { "hard": { "pods": "1", "services": "0" } } });
+    bed.create::<ResourceQuota>("small", hard).await;
+    // Without it no creation is counted, nor refused.
+    bed.until("small", "is counted", |quota: &ResourceQuota| quota.status.as_ref().is_some_and(|s| s.hard.is_some()))
+        .await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    // Of the Service.
+    app(&bed, "web", one()).await;
+    let words = not_ready(&bed, "web", "Forbidden").await;
+    assert!(words.contains("the apiserver refuses Service") && words.contains("exceeded quota: small"), "{words}");
+    bed.patch::<ResourceQuota>("small", json!({ "spec": { "hard": { "services": "1" } } })).await;
+    ready(&bed, "web").await;
+    // Of the Pods.
+    let mut two = one();
+    two["size"] = json!(2);
+    respec(&bed, "web", two).await;
+    let words = not_ready(&bed, "web", "FailedCreate").await;
+    assert!(words.contains("exceeded quota: small"), "{words}");
+    bed.event("web", "FailedCreate").await;
+    respec(&bed, "web", one()).await;
+    ready(&bed, "web").await;
+}
+
+/// What the apiserver does not take of what was built is said in its words, and tried again when the spec changes.
+#[tokio::test]
+async fn what_the_apiserver_refuses() {
+    let bed = Bed::shared("refused").await;
+    let operator = Operator::start(&bed, Settings::default()).await;
+    for (name, field, value, words) in [
+        (
+            "quantity",
+            "resources",
+            json!({ "requests": { "cpu": "many" } }),
+            "quantities must match the regular expression",
+        ),
+        (
+            "limits",
+            "resources",
+            json!({ "requests": { "cpu": 2 }, "limits": { "cpu": 1 } }),
+            "must be less than or equal to cpu limit",
+        ),
+        ("probe", "livenessProbe", json!({ "periodSeconds": 1 }), "must specify a handler type"),
+        ("env", "env", json!([{ "name": "a=b" }]), "spec.template.spec.containers[0].env[0].name"),
+    ] {
+        let mut spec = one();
+        spec[field] = value;
+        app(&bed, name, spec).await;
+        let said = not_ready(&bed, name, "Rejected").await;
+        assert!(said.starts_with("the apiserver refuses Deployment ") && said.contains(words), "{said}");
+        assert_eq!(bed.event(name, "Rejected").await, said);
+        assert!(bed.api::<Deployment>().get_opt(name).await.unwrap().is_none());
+        bed.api::<Service>().get(name).await.unwrap();
+    }
+    let since = bed.plane.audit().mark().await.unwrap();
+    let marker = app(&bed, "marker", json!({ "size": 0, "image": "i" })).await;
+    bed.until(&marker.name_any(), "is passed over", |app: &AppService| app.status.is_some()).await;
+    let tried: Vec<_> = bed.plane.audit().requests(since).await.unwrap();
+    let tried =
+        tried.iter().map(|request| &request.subject).filter(|it| it.namespace == bed.namespace && it.verb == "create");
+    assert!(tried.clone().all(|it| it.name != "quantity"), "{:?}", tried.collect::<Vec<_>>());
+    respec(&bed, "quantity", one()).await;
+    ready(&bed, "quantity").await;
+    // Of one that runs: it goes on as it was.
+    let mut spec = one();
+    spec["resources"] = json!({ "requests": { "cpu": "many" } });
+    respec(&bed, "quantity", spec).await;
+    not_ready(&bed, "quantity", "Rejected").await;
+    let app: AppService = bed.api().get("quantity").await.unwrap();
+    assert_eq!(app.status.unwrap().available_replicas, Some(1));
+    assert!(!operator.logs().contains("panicked"));
+}
+
+#[tokio::test]
+async fn suspended_it_is_let_alone_until_it_is_deleted() {
+    let bed =
+        Bed::own_with(testbed::Options { scheduler: false, kwok: false, ..testbed::Options::default() }, "suspended")
+            .await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] })).await;
+    ready(&bed, "web").await;
+    bed.patch::<AppService>("web", json!({ "spec": { "suspend": true, "image": "nginx:1.27" } })).await;
+    let words = not_ready(&bed, "web", "Suspended").await;
+    assert_eq!(words, "spec.suspend is true: nothing is changed");
+    assert_eq!(bed.event("web", "Suspended").await, words);
+    bed.delete::<Service>("web").await;
+    bed.scale("web", 1).await;
+    bed.until("web", "is mirrored all the same", |app: &AppService| {
+        let status = app.status.as_ref().unwrap();
+        status.cluster_ip.is_none() && status.unavailable_replicas == Some(1)
+    })
+    .await;
+    let deployment = deployment(&bed, "web").await.spec.unwrap();
+    assert_eq!(deployment.template.spec.unwrap().containers[0].image.as_deref(), Some("nginx:1.7.9"));
+    assert_eq!(deployment.replicas, Some(1));
+    bed.patch::<AppService>("web", json!({ "spec": { "suspend": false } })).await;
+    ready(&bed, "web").await;
+    service(&bed, "web").await;
+
+    bed.patch::<AppService>("web", json!({ "spec": { "suspend": true } })).await;
+    not_ready(&bed, "web", "Suspended").await;
+    bed.delete::<AppService>("web").await;
+    until("what it had is gone", SOON * 3, async || {
+        let left = bed.kubectl(&["get", "deploy,svc", "-o", "name"]).await;
+        anyhow::ensure!(left.trim().is_empty(), "{left}");
+        Ok(Some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// One that is being deleted is waited for, and made again.
+#[tokio::test]
+async fn a_child_that_lingers() {
+    let bed = Bed::shared("lingers").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", one()).await;
+    ready(&bed, "web").await;
+    bed.patch::<Service>("web", json!({ "metadata": { "finalizers": ["example.com/hold"] } })).await;
+    let before = service(&bed, "web").await;
+    bed.delete::<Service>("web").await;
+    let words = not_ready(&bed, "web", "Deleting").await;
+    assert!(words.ends_with("is being deleted; it is made again once it is gone"), "{words}");
+    bed.patch::<Service>("web", json!({ "metadata": { "finalizers": null } })).await;
+    let app = ready(&bed, "web").await;
+    assert_ne!(service(&bed, "web").await.uid(), before.uid());
+    assert!(standing(&app).is_some());
+}

@@ -1,0 +1,167 @@
+//! What the document's own program made is taken over without a gap, and is then really ours.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::ResourceExt;
+use kube::api::{ListParams, PostParams};
+use quartermaster::api::AppService;
+use serde_json::{Value, json};
+
+use super::{app, deployment, looked_at, original, ready, replica_sets, respec, service, writes};
+use crate::support::{Bed, Operator, Settings};
+
+/// What a gap would show in.
+#[derive(Debug, PartialEq)]
+struct Gapless {
+    deployment: (String, Value),
+    service: (String, Value),
+    replica_sets: Vec<String>,
+    pods: Vec<String>,
+}
+
+async fn look(bed: &Bed, name: &str) -> Gapless {
+    let (deployment, service) = (deployment(bed, name).await, service(bed, name).await);
+    let selected = ListParams::default().labels(&format!("app={name}"));
+    let pods = bed.api::<Pod>().list(&selected).await.unwrap();
+    Gapless {
+        deployment: (deployment.uid().unwrap(), json!(deployment.spec)),
+        service: (service.uid().unwrap(), json!(service.spec)),
+        replica_sets: replica_sets(bed, name).await,
+        pods: pods.iter().map(|pod| pod.uid().unwrap()).collect(),
+    }
+}
+
+/// An app of the document's program, and what it made of it, all running.
+async fn made_by_the_original(bed: &Bed, name: &str, spec: Value) {
+    let old = json!({ "metadata": { "annotations": { "old/spec": spec.to_string() } }, "spec": spec });
+    let app: AppService = bed.create(name, old).await;
+    original(bed, &app, json!({ "labels": { "left": "over" } })).await;
+    bed.until(name, "runs", |deployment: &Deployment| {
+        let status = deployment.status.clone().unwrap_or_default();
+        status.available_replicas.unwrap_or_default() == deployment.spec.as_ref().unwrap().replicas.unwrap()
+            && status.observed_generation == deployment.metadata.generation
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn nothing_restarts_and_what_is_dropped_goes() {
+    let bed = Bed::shared("taken").await;
+    let spec = json!({ "size": 2, "image": "nginx:1.7.9", "ports": [
+        { "name": "http", "protocol": "TCP", "port": 80, "targetPort": 80, "nodePort": 30011 },
+        { "name": "admin", "protocol": "TCP", "port": 81, "targetPort": 8081 },
+    ] });
+    made_by_the_original(&bed, "web", spec.clone()).await;
+    // An update of the program's names the address.
+    let mut updated = service(&bed, "web").await;
+    updated.metadata.managed_fields = None;
+    let by = PostParams { field_manager: Some("operator".into()), ..PostParams::default() };
+    bed.api().replace("web", &by, &updated).await.unwrap();
+
+    let before = look(&bed, "web").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let app = ready(&bed, "web").await;
+    assert_eq!(look(&bed, "web").await, before);
+    assert!(!app.annotations().contains_key("old/spec"), "{:?}", app.annotations());
+    let (taken, served) = (deployment(&bed, "web").await, service(&bed, "web").await);
+    for metadata in [&taken.metadata, &served.metadata] {
+        let labels = metadata.labels.as_ref().unwrap();
+        assert!(!labels.contains_key("left"), "what its manager said and we do not goes: {labels:?}");
+        assert_eq!(labels["app.kubernetes.io/managed-by"], "quartermaster");
+        assert_eq!(labels["quartermaster.dev/owner-uid"], app.uid().unwrap());
+        assert_eq!(metadata.owner_references.as_ref().unwrap().len(), 1);
+    }
+    let status = app.status.clone().unwrap();
+    assert_eq!(status.ports[0].node_port, Some(30011));
+    assert_eq!(status.cluster_ip, served.spec.as_ref().unwrap().cluster_ip);
+
+    let since = bed.plane.audit().mark().await.unwrap();
+    looked_at(&bed, "web").await;
+    let again = writes(&bed, since).await;
+    assert!(
+        again.iter().all(|write| !write.starts_with("patch deployments") && !write.contains("patch services")),
+        "{again:?}"
+    );
+
+    // A port that is dropped goes from both, and nobody's port on the nodes moves.
+    let mut less = spec.clone();
+    less["ports"].as_array_mut().unwrap().remove(1);
+    respec(&bed, "web", less).await;
+    let served = bed
+        .until("web", "has one port", |service: &Service| {
+            service.spec.as_ref().unwrap().ports.as_ref().unwrap().len() == 1
+        })
+        .await;
+    let served = served.spec.unwrap();
+    assert_eq!(served.ports.unwrap()[0].node_port, Some(30011));
+    assert_eq!(json!(served.cluster_ip), before.service.1["clusterIP"]);
+    bed.until("web", "has one port", |deployment: &Deployment| ports(deployment) == [80]).await;
+    ready(&bed, "web").await;
+    // And back.
+    respec(&bed, "web", spec).await;
+    bed.until("web", "has both ports", |deployment: &Deployment| ports(deployment) == [80, 8081]).await;
+    ready(&bed, "web").await;
+    assert_eq!(replica_sets(&bed, "web").await.len(), 2, "the first template's ReplicaSet is used again");
+}
+
+fn ports(deployment: &Deployment) -> Vec<i32> {
+    let container = &deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0];
+    container.ports.iter().flatten().map(|port| port.container_port).collect()
+}
+
+/// Server-side apply cannot say the same port twice: one that the program left so goes with the next change of the Pods.
+#[tokio::test]
+async fn a_port_that_stands_there_twice_restarts_nothing() {
+    let bed = Bed::shared("twins").await;
+    let spec = json!({ "size": 1, "image": "nginx:1.7.9", "ports": [
+        { "name": "a", "port": 80, "targetPort": 80 },
+        { "name": "b", "port": 8080, "targetPort": 80 },
+    ] });
+    made_by_the_original(&bed, "web", spec.clone()).await;
+    let before = look(&bed, "web").await;
+    assert_eq!(ports(&deployment(&bed, "web").await), [80, 80]);
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    ready(&bed, "web").await;
+    looked_at(&bed, "web").await;
+    assert_eq!(look(&bed, "web").await, before);
+
+    // Another field does not move it either.
+    let mut more = spec.clone();
+    more["size"] = json!(2);
+    respec(&bed, "web", more).await;
+    ready(&bed, "web").await;
+    assert_eq!(ports(&deployment(&bed, "web").await), [80, 80]);
+    assert_eq!(replica_sets(&bed, "web").await, before.replica_sets);
+
+    let mut newer = spec;
+    newer["image"] = json!("nginx:1.27");
+    respec(&bed, "web", newer).await;
+    ready(&bed, "web").await;
+    assert_eq!(ports(&deployment(&bed, "web").await), [80]);
+    let since = bed.plane.audit().mark().await.unwrap();
+    looked_at(&bed, "web").await;
+    let again = writes(&bed, since).await;
+    assert!(!again.contains(&"patch deployments".to_owned()), "{again:?}");
+}
+
+/// Its Service without our label is found once there are to be no ports.
+#[tokio::test]
+async fn a_service_that_is_not_wanted_any_more_goes() {
+    let bed = Bed::shared("unserved").await;
+    made_by_the_original(&bed, "web", json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] }))
+        .await;
+    respec(&bed, "web", json!({ "size": 0, "image": "i" })).await;
+    // Nor is one taken that is another's.
+    let foreign: Service = bed.service("other", json!([{ "port": 80 }])).await;
+    app(&bed, "other", json!({ "size": 0, "image": "i" })).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    for name in ["web", "other"] {
+        ready(&bed, name).await;
+    }
+    assert!(bed.api::<Service>().get_opt("web").await.unwrap().is_none());
+    assert_eq!(service(&bed, "other").await.metadata.resource_version, foreign.metadata.resource_version);
+    let left: BTreeMap<_, _> = deployment(&bed, "web").await.labels().clone();
+    assert!(!left.contains_key("left"));
+}

@@ -1,0 +1,244 @@
+//! `AppService`, field by field.
+
+use kube::CustomResourceExt;
+use quartermaster::api::AppService;
+use serde_json::json;
+use testbed::control_plane::{ControlPlane, Options};
+
+use super::{Case, check, create, every_field_has_a_case, install};
+
+fn with(more: &str) -> String {
+    format!("{{size: 1, image: i, {more}}}")
+}
+
+fn port(rest: &str) -> String {
+    with(&format!("ports: [{{port: 80, {rest}}}]"))
+}
+
+fn ports(ports: &str) -> String {
+    with(&format!("ports: [{ports}]"))
+}
+
+fn ingress(rest: &str) -> String {
+    with(&format!("ports: [{{port: 80}}], ingress: {{{rest}}}"))
+}
+
+const IMAGE: &str = "spec.image: |write an image without spaces";
+const PORT_NAME: &str = "spec.ports[0].name: |write a port's name";
+const TARGET: &str = "spec.ports[0].targetPort: |write targetPort as a number from 1 to 65535, or as a name";
+const NAMED: &str = "spec.ports: |several ports need a name each";
+const TWICE: &str = "spec.ports: |the same port stands there twice";
+const SECRET: &str = "|write the name of a Secret";
+const HOST: &str = "spec.ingress.host: |write a host name";
+const PATH: &str = "spec.ingress.path: |write a path that begins with '/'";
+
+#[rustfmt::skip] // one line a case
+#[allow(clippy::too_many_lines)]
+fn cases() -> Vec<Case> {
+    let long = |n: usize| "a".repeat(n);
+    let many = |n: usize| (1..=n).map(|n| format!("{{port: {n}, name: p{n}}}")).collect::<Vec<_>>().join(", ");
+    vec![
+        // the document's
+        ("{size: 2, image: 'nginx:1.7.9', ports: [{port: 80, targetPort: 80, nodePort: 30002}]}".into(), ""),
+        ("{}".into(), "spec.size: |Required value"),
+        ("{size: 1}".into(), "spec.image: |Required value"),
+        ("{image: i}".into(), "spec.size: |Required value"),
+        // size
+        ("{size: 0, image: i}".into(), ""),
+        ("{size: 2147483647, image: i}".into(), ""),
+        ("{size: 2147483648, image: i}".into(), "spec.size: |less than or equal to 2147483647"),
+        ("{size: -1, image: i}".into(), "spec.size: |greater than or equal to 0"),
+        ("{size: '1', image: i}".into(), "spec.size: |integer"),
+        ("{size: 1.5, image: i}".into(), "spec.size: |integer"),
+        // image
+        ("{size: 1, image: 'registry.example.com:5000/a/b@sha256:0123'}".into(), ""),
+        (format!("{{size: 1, image: {}}}", long(1024)), ""),
+        (format!("{{size: 1, image: {}}}", long(1025)), "spec.image: |Too long"),
+        ("{size: 1, image: ''}".into(), "spec.image: |at least 1"),
+        ("{size: 1, image: ' i'}".into(), IMAGE),
+        ("{size: 1, image: \"i\\n\"}".into(), IMAGE),
+        // ports
+        (with("ports: []"), ""),
+        (with("ports: null"), ""),
+        (ports("{}"), "spec.ports[0].port: |Required value"),
+        (ports("{port: 1}"), ""),
+        (ports("{port: 65535}"), ""),
+        (ports("{port: 0}"), "spec.ports[0].port: |greater than or equal to 1"),
+        (ports("{port: 65536}"), "spec.ports[0].port: |less than or equal to 65535"),
+        (ports("{port: http}"), "spec.ports[0].port: |integer"),
+        (ports(&many(64)), ""),
+        (ports(&many(65)), "spec.ports: |Too many"),
+        (ports("{port: 80}, {port: 81}"), NAMED),
+        (ports("{port: 80, name: a}, {port: 81, name: ''}"), NAMED),
+        (ports("{port: 80, name: a}, {port: 81, name: b}"), ""),
+        (ports("{port: 80, name: a}, {port: 81, name: a}"), "spec.ports: |two ports have the same name"),
+        (ports("{port: 80, name: a}, {port: 80, name: b}"), TWICE),
+        (ports("{port: 80, name: a, protocol: ''}, {port: 80, name: b, protocol: TCP}"), TWICE),
+        (ports("{port: 80, name: a, protocol: UDP}, {port: 80, name: b, protocol: UDP}"), TWICE),
+        (ports("{port: 53, name: a}, {port: 53, name: b, protocol: UDP}"), ""),
+        // ports[].name
+        (port("name: http"), ""),
+        (port("name: ''"), ""),
+        (port(&format!("name: {}", long(63))), ""),
+        (port(&format!("name: {}", long(64))), "spec.ports[0].name: |Too long"),
+        (port("name: Http"), PORT_NAME),
+        (port("name: a.b"), PORT_NAME),
+        (port("name: -a"), PORT_NAME),
+        // ports[].targetPort
+        (port("targetPort: 1"), ""),
+        (port("targetPort: 65535"), ""),
+        (port("targetPort: 0"), ""),
+        (port("targetPort: ''"), ""),
+        (port("targetPort: http"), ""),
+        (port("targetPort: 8-a"), ""),
+        (port(&format!("targetPort: {}", long(15))), ""),
+        (port(&format!("targetPort: {}", long(16))), TARGET),
+        (port("targetPort: 65536"), TARGET),
+        (port("targetPort: -1"), TARGET),
+        (port("targetPort: 5000000000"), TARGET),
+        (port("targetPort: '80'"), TARGET),
+        (port("targetPort: Http"), TARGET),
+        (port("targetPort: a--b"), TARGET),
+        (port("targetPort: -a"), TARGET),
+        (port("targetPort: a_b"), TARGET),
+        (port("targetPort: 1.5"), "spec.ports[0].targetPort"),
+        (ports("{port: 1, name: a, targetPort: http}, {port: 2, name: b, targetPort: http}"), ""),
+        (ports("{port: 1, name: a, targetPort: 80}, {port: 2, name: b, targetPort: 80, protocol: UDP}"), ""),
+        (ports("{port: 1, name: a, targetPort: http}, {port: 2, name: b, targetPort: http, protocol: UDP}"), "spec.ports: |a targetPort's name stands for one port of one protocol"),
+        // ports[].nodePort
+        (port("nodePort: 0"), ""),
+        (port("nodePort: 65535"), ""),
+        (port("nodePort: 65536"), "spec.ports[0].nodePort: |less than or equal to 65535"),
+        (port("nodePort: -1"), "spec.ports[0].nodePort: |greater than or equal to 0"),
+        (ports("{port: 1, name: a, nodePort: 30000}, {port: 2, name: b, nodePort: 30000}"), "spec.ports: |the same nodePort stands there twice"),
+        (ports("{port: 1, name: a, nodePort: 30000}, {port: 1, name: b, nodePort: 30000, protocol: UDP}"), ""),
+        (ports("{port: 1, name: a, nodePort: 0}, {port: 2, name: b, nodePort: 0}"), ""),
+        // ports[].protocol
+        (port("protocol: UDP"), ""),
+        (port("protocol: SCTP"), ""),
+        (port("protocol: ''"), ""),
+        (port("protocol: tcp"), "spec.ports[0].protocol: |write protocol: TCP, UDP or SCTP"),
+        (port(&format!("protocol: {}", long(33))), "spec.ports[0].protocol: |Too long"),
+        // ports[].appProtocol
+        (port("appProtocol: http"), ""),
+        (port("appProtocol: kubernetes.io/h2c"), ""),
+        (port("appProtocol: a b"), "spec.ports[0].appProtocol: |write a protocol's name"),
+        (port(&format!("appProtocol: {}", long(318))), "spec.ports[0].appProtocol: |Too long"),
+        // serviceType
+        (with("serviceType: NodePort"), ""),
+        (with("serviceType: LoadBalancer"), ""),
+        (with("serviceType: ExternalName"), "spec.serviceType: |write serviceType: NodePort, ClusterIP or LoadBalancer"),
+        (with(&format!("serviceType: {}", long(33))), "spec.serviceType: |Too long"),
+        (with("serviceType: ClusterIP, ports: [{port: 80}]"), ""),
+        (with("serviceType: ClusterIP, ports: [{port: 80, nodePort: 0}]"), ""),
+        (with("serviceType: ClusterIP, ports: [{port: 80, nodePort: 30000}]"), "spec: |serviceType: ClusterIP has no ports on the nodes: remove nodePort"),
+        // env
+        (with("env: [{name: A, value: b}, {name: B, valueFrom: {secretKeyRef: {name: s, key: k}}}]"), ""),
+        (with(&format!("env: [{{name: A, value: {}}}]", long(131_072))), ""),
+        (with(&format!("env: [{{name: A, value: {}}}]", long(131_073))), "spec.env[0].value: |Too long"),
+        (with("env: [{value: b}]"), "spec.env[0].name: |Required value"),
+        (with("env: [{name: A, value: 1}]"), "spec.env[0].value: |string"),
+        (with("env: [{name: A}, {name: A}]"), "spec.env[1]: |Duplicate value"),
+        // envFrom
+        (with("envFrom: [{configMapRef: {name: c}}, {prefix: P_, secretRef: {name: s, optional: true}}]"), ""),
+        (with("envFrom: [{configMapRef: c}]"), "spec.envFrom[0].configMapRef: |object"),
+        // resources
+        (with("resources: {requests: {cpu: 100m, memory: 1Gi}, limits: {cpu: 2, nvidia.com/gpu: 1}}"), ""),
+        (with("resources: {requests: {cpu: true}}"), "spec.resources.requests.cpu: |integer,string"),
+        (with(&format!("resources: {{limits: {{cpu: {}}}}}", long(65))), "spec.resources.limits.cpu: |Too long"),
+        (with(&format!("resources: {{limits: {{{}}}}}", (0..33).map(|n| format!("r{n}: 1")).collect::<Vec<_>>().join(", "))), "spec.resources.limits: |Too many"),
+        // probes
+        (with("livenessProbe: {httpGet: {port: 80, path: /live}, periodSeconds: 3}"), ""),
+        (with("livenessProbe: {httpGet: {path: /live}}"), "spec.livenessProbe.httpGet.port: |Required value"),
+        (with("readinessProbe: {tcpSocket: {port: http}}"), ""),
+        (with("readinessProbe: {periodSeconds: '3'}"), "spec.readinessProbe.periodSeconds: |integer"),
+        (with("startupProbe: {exec: {command: [test, -f, /ready]}}"), ""),
+        (with("startupProbe: {exec: {command: test}}"), "spec.startupProbe.exec.command: |array"),
+        // imagePullPolicy
+        (with("imagePullPolicy: Always"), ""),
+        (with("imagePullPolicy: Never"), ""),
+        (with("imagePullPolicy: always"), "spec.imagePullPolicy: |write imagePullPolicy: Always, IfNotPresent or Never"),
+        // command, args
+        (with("command: [sh, -c], args: ['echo $(A)']"), ""),
+        (with("command: sh"), "spec.command: |array"),
+        (with("args: [1]"), "spec.args[0]: |string"),
+        (with(&format!("args: [{}]", long(131_073))), "spec.args[0]: |Too long"),
+        // serviceAccountName, imagePullSecrets
+        (with("serviceAccountName: runner.a"), ""),
+        (with("serviceAccountName: ''"), "spec.serviceAccountName: |write the name of a ServiceAccount"),
+        (with(&format!("serviceAccountName: {}", long(254))), "spec.serviceAccountName: |Too long"),
+        (with("imagePullSecrets: [{name: a}, {name: b}]"), ""),
+        (with("imagePullSecrets: [{name: a}, {name: a}]"), "spec.imagePullSecrets[1]: |Duplicate value"),
+        (with(&format!("imagePullSecrets: [{}]", (0..33).map(|n| format!("{{name: s{n}}}")).collect::<Vec<_>>().join(", "))), "spec.imagePullSecrets: |Too many"),
+        (with("imagePullSecrets: [{}]"), "spec.imagePullSecrets[0].name: |Required value"),
+        (with("imagePullSecrets: [{name: A}]"), SECRET),
+        // autoscaling
+        (with("autoscaling: {max: 1}"), ""),
+        (with("autoscaling: {min: 2, max: 2, cpu: 1}"), ""),
+        (with("autoscaling: {max: 3, cpu: 10000}"), ""),
+        (with("autoscaling: {}"), "spec.autoscaling.max: |Required value"),
+        (with("autoscaling: {max: 0}"), "spec.autoscaling.max: |greater than or equal to 1"),
+        (with("autoscaling: {min: 0, max: 2}"), "spec.autoscaling.min: |greater than or equal to 1"),
+        (with("autoscaling: {min: 3, max: 2}"), "spec.autoscaling: |write a max that is not below min"),
+        (with("autoscaling: {max: 2147483648}"), "spec.autoscaling.max: |less than or equal to 2147483647"),
+        (with("autoscaling: {max: 2, cpu: 0}"), "spec.autoscaling.cpu: |greater than or equal to 1"),
+        (with("autoscaling: {max: 2, cpu: 10001}"), "spec.autoscaling.cpu: |less than or equal to 10000"),
+        // ingress
+        (ingress(""), ""),
+        (with("ingress: {}"), "spec: |ingress leads to the first port: add ports"),
+        (with("ports: [], ingress: {}"), "spec: |ingress leads to the first port: add ports"),
+        (ingress("host: app.example.com"), ""),
+        (ingress("host: '*.example.com'"), ""),
+        (ingress("host: ''"), HOST),
+        (ingress("host: App.example.com"), HOST),
+        (ingress("host: 'app.example.com:80'"), HOST),
+        (ingress("host: 10.0.0.1"), HOST),
+        (ingress("host: '*'"), HOST),
+        (ingress(&format!("host: {}", long(254))), "spec.ingress.host: |Too long"),
+        (ingress("class: nginx"), ""),
+        (ingress("class: 'a b'"), "spec.ingress.class: |write the name of an IngressClass"),
+        (ingress("path: /"), ""),
+        (ingress("path: /api/v1"), ""),
+        (ingress("path: api"), PATH),
+        (ingress("path: /a//b"), PATH),
+        (ingress("path: /a/../b"), PATH),
+        (ingress("path: /a/."), PATH),
+        (ingress("path: '/a?b=c'"), PATH),
+        (ingress(&format!("path: /{}", long(1024))), "spec.ingress.path: |Too long"),
+        (ingress("tls: {secretName: cert}"), ""),
+        (ingress("tls: {}"), "spec.ingress.tls.secretName: |Required value"),
+        (ingress("tls: {secretName: A}"), SECRET),
+        // suspend; a null is the same as nothing
+        (with("suspend: true"), ""),
+        (with("suspend: null, env: null, autoscaling: null"), ""),
+        (with("suspend: 1"), "spec.suspend: |boolean"),
+    ]
+}
+
+#[tokio::test]
+async fn every_field_of_an_app_service_at_its_boundary() {
+    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    install(&plane).await;
+    let client = plane.client().await.unwrap();
+    let kind = AppService::api_resource();
+    check(&client, &kind, &cases()).await;
+    let theirs = ["env", "envFrom", "livenessProbe", "readinessProbe", "startupProbe"];
+    every_field_has_a_case("AppService", &theirs, &cases());
+
+    let spec = json!({ "size": 1, "image": "i" });
+    for (name, taken) in [
+        ("a".to_owned(), true),
+        ("a-1".to_owned(), true),
+        ("a".repeat(63), true),
+        ("a".repeat(64), false),
+        ("1a".to_owned(), false),
+        ("a.b".to_owned(), false),
+    ] {
+        match create(&client, &kind, &name, Some(&spec), true).await {
+            Ok(_) => assert!(taken, "{name} is accepted"),
+            Err(said) => assert!(!taken && said.contains("the Service has this name too"), "{name}: {said}"),
+        }
+    }
+    let refused = create(&client, &kind, "bare", None, true).await.unwrap_err();
+    assert!(refused.contains("write a spec"), "{refused}");
+}
