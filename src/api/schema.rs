@@ -184,7 +184,6 @@ mod tests {
         assert_eq!(required("TrackedField.spec"), ["contactPoint", "field", "target"]);
         assert_eq!(required("TrackedField.spec.target"), ["kind", "name"]);
         assert_eq!(required("AppService.spec"), ["image", "size"]);
-        assert_eq!(required("AppService.spec.ports"), ["port"]);
         assert!(required("AppService.status").is_empty());
         assert_eq!(required("ConfigMapSync.spec"), ["configMapName", "sourceNamespace"]);
         assert!(required("ConfigMapSync.status").is_empty());

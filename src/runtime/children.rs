@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
-use kube::core::{NamespaceResourceScope, Status};
+use kube::core::NamespaceResourceScope;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
@@ -17,16 +17,17 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
+pub use self::trouble::Trouble;
 pub use self::whole::Child;
 use super::managed_fields;
 use super::manager::Manager;
 use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
-use super::reconciler::{Class, Failure};
 use super::seen::{Known, Look, Seen};
 use super::watch_hub::{Observer, ResourceName};
 use super::watching;
 use super::{Key, apply, short_digest};
 
+mod trouble;
 mod whole;
 
 /// Annotation of a child: digest of what was last written of it.
@@ -63,44 +64,6 @@ pub enum Done {
     Created,
     /// It was put right, or taken over.
     Changed,
-}
-
-/// Why a child is not as it is wanted.
-#[derive(Debug, thiserror::Error)]
-pub enum Trouble {
-    /// It is not ours: these are the words of the condition.
-    #[error("{0}")]
-    Conflict(String),
-    /// It is being deleted; it is made again once it is gone.
-    #[error("{0} is being deleted; it is made again once it is gone")]
-    Going(String),
-    /// The apiserver does not take it as it is: its own words.
-    #[error("the apiserver refuses {what}: {}", .said.message)]
-    Refused {
-        /// The child.
-        what: String,
-        /// The answer.
-        said: Box<Status>,
-    },
-    /// It could not be read or written.
-    #[error("{what} could not be read or written: {error}")]
-    Api {
-        /// The child.
-        what: String,
-        /// Why.
-        #[source]
-        error: kube::Error,
-    },
-}
-
-impl Failure for Trouble {
-    fn class(&self) -> Class {
-        match self {
-            Self::Conflict(_) | Self::Refused { .. } => Class::Terminal,
-            Self::Going(_) => Class::Transient,
-            Self::Api { error, .. } => error.class(),
-        }
-    }
 }
 
 impl<K, S> Children<K, S>
@@ -325,15 +288,7 @@ where
 
     /// An answer, sorted.
     fn sent<T>(key: &Key, answer: kube::Result<T>) -> Result<T, Trouble> {
-        answer.map_err(|error| match error {
-            kube::Error::Api(said)
-                if is_unreadable(&said)
-                    || (matches!(said.code, 400 | 403 | 405 | 413 | 422) && !super::reconciler::is_replaced(&said)) =>
-            {
-                Trouble::Refused { what: what::<K>(key), said }
-            }
-            error => Trouble::Api { what: what::<K>(key), error },
-        })
+        answer.map_err(|error| Trouble::of(what::<K>(key), error))
     }
 
     fn tell(&self, owner: Option<Key>) {
@@ -378,13 +333,6 @@ where
             self.seen.settled(shard);
         }
     }
-}
-
-/// Server-side apply answers 500 to an object that is none of its kind, such as one with a quantity that is no number (seen
-/// on 1.36); a creation is then a 400.
-fn is_unreadable(said: &Status) -> bool {
-    let begins = ["failed to convert new object", "failed to create typed patch object"];
-    said.code == 500 && begins.iter().any(|words| said.message.starts_with(words))
 }
 
 /// Metadata of an object that is taken over: the former writers' entries are ours, and so is the controller; the consent

@@ -183,6 +183,13 @@ pub fn autoscaler(app: &App) -> Option<HorizontalPodAutoscaler> {
     })
 }
 
+/// The number of Pods within an autoscaler's bounds that is nearest to `size`.
+pub fn within_bounds(autoscaler: &HorizontalPodAutoscaler, size: i32) -> i32 {
+    let bounds = autoscaler.spec.as_ref();
+    let least = bounds.and_then(|spec| spec.min_replicas).unwrap_or(1);
+    size.max(least).min(bounds.map_or(size, |spec| spec.max_replicas))
+}
+
 /// What leads HTTP to the first port.
 pub fn ingress(app: &App) -> Option<Ingress> {
     let (ingress, port) = (app.spec.ingress.as_ref()?, app.ports.first()?);

@@ -14,7 +14,7 @@ use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
 
 use self::pods::Pod;
-use self::settle::{Problem, Running};
+use self::settle::{Part, Problem, Running};
 use self::standing::{PROGRESSING, Rollout, SUSPENDED, Served, Standing};
 use crate::api::AppService;
 use crate::api::app_service::{AppServiceStatus, GROUP};
@@ -214,9 +214,10 @@ impl Reconciler for AppServices {
         };
         // The original program, which never wrote a status, left its annotation.
         let owner = owner.fresh(app.status.is_none() && !app.annotations().contains_key(OLD_SPEC));
+        // Also where nothing is to be written: what there is stands in the status.
+        self.deployments.ready().await;
+        self.services.ready().await;
         let problem = if app.spec.suspend.unwrap_or_default() {
-            self.deployments.ready().await;
-            self.services.ready().await;
             Some(Problem::Suspended)
         } else {
             app = self.without_old_spec(&key, app).await?;
@@ -226,9 +227,10 @@ impl Reconciler for AppServices {
                 Err(words) => Some(Problem::SpecInvalid(words)),
             }
         };
-        let rollout = self.deployments.report(&key).map(|running| running.rollout);
-        let rollout = rollout.filter(|_| !matches!(problem, Some(Problem::Conflict { deployment: true, .. })));
-        let served = self.services.report(&key).filter(|_| !matches!(problem, Some(Problem::Conflict { .. })));
+        let foreign = |it| matches!(problem, Some(Problem::Conflict { part, .. }) if part == it);
+        let rollout = self.deployments.report(&key).filter(|_| !foreign(Part::Deployment));
+        let rollout = rollout.map(|running| running.rollout);
+        let served = self.services.report(&key).filter(|_| !foreign(Part::Service));
         // Before its Deployment's controller has seen it, there are no Pods that could say anything.
         let asks = problem.is_none() && rollout.as_ref().is_some_and(|rollout| rollout.seen && !rollout.is_complete());
         let trouble = if asks { self.trouble(&key).await } else { Ok(None) };

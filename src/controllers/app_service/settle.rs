@@ -34,6 +34,19 @@ pub struct Running {
     twins: Option<(String, BTreeSet<i32>)>,
 }
 
+/// What an app has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// What runs it.
+    Deployment,
+    /// What says how many Pods it has.
+    Autoscaler,
+    /// What leads to it.
+    Service,
+    /// What leads to it from outside.
+    Ingress,
+}
+
 /// What stands in the way of an app.
 #[derive(Debug)]
 pub enum Problem {
@@ -43,8 +56,8 @@ pub enum Problem {
     SpecInvalid(String),
     /// An object of its name is somebody else's.
     Conflict {
-        /// Whether it is the Deployment.
-        deployment: bool,
+        /// Which one.
+        part: Part,
         /// Whose, and how to hand it over.
         words: String,
     },
@@ -108,11 +121,11 @@ impl Problem {
         }
     }
 
-    /// Of an object that is not as it is wanted; `deployment`: it is the Deployment.
-    fn of(trouble: Trouble, deployment: bool) -> Self {
+    /// Of a part that is not as it is wanted.
+    fn of(part: Part, trouble: Trouble) -> Self {
         let words = trouble.to_string();
         match &trouble {
-            Trouble::Conflict(_) => Self::Conflict { deployment, words },
+            Trouble::Conflict(_) => Self::Conflict { part, words },
             Trouble::Going(_) => Self::Deleting(words),
             Trouble::Refused { said, .. } if is_taken(said) => Self::NodePortTaken(words),
             Trouble::Refused { said, .. } if said.code == 403 => Self::Forbidden(words),
@@ -177,49 +190,45 @@ impl AppServices {
                 // The original program's may be there without our label.
                 None => self.services.remove(owner, key, lives, true).await.map(drop),
             }
+            .map_err(|trouble| (Part::Service, trouble))
         };
         let ingress = async {
             match build::ingress(app) {
                 Some(ingress) => self.ingresses.settle(owner, ingress, lives, &[]).await.map(drop),
                 None => self.ingresses.remove(owner, key, lives, false).await.map(drop),
             }
+            .map_err(|trouble| (Part::Ingress, trouble))
         };
-        let (deployment, service, ingress) = tokio::join!(self.run(owner, key, object, app), service, ingress);
+        let (run, service, ingress) = tokio::join!(self.run(owner, key, object, app), service, ingress);
         let mut problem = None;
-        let troubles = [(deployment, true), (service, false), (ingress, false)];
-        for (trouble, deployment) in
-            troubles.into_iter().filter_map(|(result, deployment)| Some((result.err()?, deployment)))
-        {
+        for (part, trouble) in [run, service, ingress].into_iter().filter_map(Result::err) {
             if trouble.class() == Class::Conflict {
                 return Err(trouble.into());
             }
-            if problem.is_none() {
-                problem = Some(Problem::of(trouble, deployment));
-            }
+            problem.get_or_insert_with(|| Problem::of(part, trouble));
         }
         Ok(problem)
     }
 
     /// The Deployment, and whoever says how many Pods it has. An autoscaler comes after the Deployment has let go of that
     /// number, and goes before it is taken again: neither writes over the other.
-    async fn run(&self, owner: &Owner, key: &Key, object: &AppService, app: &App<'_>) -> Result<(), Trouble> {
+    async fn run(&self, owner: &Owner, key: &Key, object: &AppService, app: &App<'_>) -> Result<(), (Part, Trouble)> {
         let lives = |uid: &str| self.lives(uid);
-        self.deployments.ready().await;
-        let running = self.running(key, app).await?;
+        let of_deployment = |trouble| (Part::Deployment, trouble);
+        let of_autoscaler = |trouble| (Part::Autoscaler, trouble);
+        let running = self.running(key, app).await.map_err(of_deployment)?;
         let Some(autoscaler) = build::autoscaler(app) else {
-            if self.autoscalers.remove(owner, key, lives, false).await? {
+            if self.autoscalers.remove(owner, key, lives, false).await.map_err(of_autoscaler)? {
                 let ran = running.as_ref().map_or(0, |running| running.rollout.wanted);
                 let note = format!("autoscaling is off: {ran} Pods were wanted, and spec.size is {}", app.size);
                 self.events.normal(object.object_ref(&()), "Scale", AUTOSCALING_OFF, note);
             }
-            return self.deployment(owner, key, app, running.as_ref(), Some(app.size)).await;
+            return self.deployment(owner, key, app, running.as_ref(), Some(app.size)).await.map_err(of_deployment);
         };
         // A new one begins with what was written, within the bounds.
-        let (min, max) =
-            autoscaler.spec.as_ref().map_or((1, 1), |spec| (spec.min_replicas.unwrap_or(1), spec.max_replicas));
-        let begins = running.is_none().then(|| app.size.max(min).min(max));
-        self.deployment(owner, key, app, running.as_ref(), begins).await?;
-        self.autoscalers.settle(owner, autoscaler, lives, &[]).await.map(drop)
+        let begins = running.is_none().then(|| build::within_bounds(&autoscaler, app.size));
+        self.deployment(owner, key, app, running.as_ref(), begins).await.map_err(of_deployment)?;
+        self.autoscalers.settle(owner, autoscaler, lives, &[]).await.map(drop).map_err(of_autoscaler)
     }
 
     fn lives(&self, uid: &str) -> bool {

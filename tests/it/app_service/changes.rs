@@ -92,6 +92,8 @@ fn cases() -> Vec<(Value, Value)> {
         // Emptied: the Service goes.
         (with("ports", json!([])), json!({ "service": null })),
         (with("serviceType", json!("ClusterIP")), json!({ "service": { "type": "ClusterIP" } })),
+        (json!({ "size": 0, "image": "nginx:1.7.9", "serviceType": "ClusterIP", "ports": [{ "port": 80 }] }), json!({ "service": { "type": "ClusterIP", "ports": [{ "port": 80 }] } })),
+        (json!({ "size": 0, "image": "nginx:1.7.9", "serviceType": "ClusterIP", "ports": [{ "name": "http", "port": 8000, "targetPort": 80 }, { "name": "admin", "port": 81 }] }), json!({ "service": { "type": "ClusterIP", "ports": [{ "port": 8000 }, { "port": 81 }] } })),
         (with("serviceType", json!("LoadBalancer")), json!({ "service": { "type": "LoadBalancer" } })),
         // The optional fields.
         (with("env", json!([{ "name": "A", "value": "$(B)" }, { "name": "C", "valueFrom": { "fieldRef": { "fieldPath": "metadata.name" } } }])), container(json!({ "env": [{ "name": "A", "value": "$(B)" }, { "name": "C", "valueFrom": {} }] }))),

@@ -1,15 +1,17 @@
 //! What an app costs.
 
+use k8s_openapi::api::core::v1::Service;
 use serde_json::json;
 use testbed::Options;
 
-use super::{app, deployment, looked_at, ready, service, writes};
+use super::{app, deployment, looked_at, not_ready, ready, service, writes};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 use quartermaster::api::AppService;
 
 #[tokio::test]
 async fn a_new_app_costs_three_writes_and_no_read() {
-    let bed = Bed::own_with(Options::apiserver_only(), "cost").await;
+    let two = vec!["--service-node-port-range=30000-30001".into()];
+    let bed = Bed::own_with(Options { apiserver_flags: two, ..Options::apiserver_only() }, "cost").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let ports = json!([{ "port": 80 }]);
     // The watches begin with the first.
@@ -29,6 +31,18 @@ async fn a_new_app_costs_three_writes_and_no_read() {
         .collect();
     ours.sort();
     assert_eq!(ours, ["create deployments", "create services", "patch appservices/status"]);
+
+    // No port on the nodes is left for a third one, which has to wait for one.
+    app(&bed, "late", json!({ "size": 1, "image": "i", "ports": ports })).await;
+    let words = not_ready(&bed, "late", "NodePortTaken").await;
+    assert!(words.contains("failed to allocate a nodePort"), "{words}");
+    bed.delete::<AppService>("web").await;
+    bed.delete::<Service>("web").await;
+    bed.until("late", "has its port", |app: &AppService| {
+        let ports = app.status.as_ref().map(|status| status.ports.as_slice()).unwrap_or_default();
+        ports.iter().any(|port| port.node_port.is_some())
+    })
+    .await;
 }
 
 #[tokio::test]

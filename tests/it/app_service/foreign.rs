@@ -1,7 +1,9 @@
 //! What is not ours is never touched, until its owner hands it over.
 
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::Ingress;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Resource, ResourceExt};
 use quartermaster::api::AppService;
@@ -87,6 +89,45 @@ async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &s
     assert_eq!(json!(uid), before["metadata"]["uid"]);
     assert!(!adopted.annotations.as_ref().unwrap().contains_key("quartermaster.dev/adopt-by"));
     assert_eq!(adopted.owner_references.unwrap()[0].name, "web");
+}
+
+/// What is foreign is said, and hides nothing of what is ours.
+#[tokio::test]
+async fn a_foreign_autoscaler_or_ingress_is_let_alone() {
+    let bed = Bed::shared("parts").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let target = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "name": "else" });
+    let scaler = json!({ "spec": { "scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 2 } });
+    bed.create::<HorizontalPodAutoscaler>("scaled", scaler).await;
+    let backend = json!({ "service": { "name": "else", "port": { "number": 80 } } });
+    bed.create::<Ingress>("led", json!({ "spec": { "defaultBackend": backend } })).await;
+    for (name, field, resource) in [
+        ("scaled", "autoscaling", "horizontalpodautoscalers.autoscaling"),
+        ("led", "ingress", "ingresses.networking.k8s.io"),
+    ] {
+        let mut spec = spec();
+        spec[field] = if field == "ingress" { json!({}) } else { json!({ "max": 2 }) };
+        app(&bed, name, spec).await;
+        let words = not_ready(&bed, name, "Conflict").await;
+        assert!(words.contains(&format!("kubectl annotate {resource} {name} ")), "{words}");
+        bed.until(name, "says what is its own", |app: &AppService| {
+            let status = app.status.as_ref().unwrap();
+            status.available_replicas == Some(1) && status.cluster_ip.is_some()
+        })
+        .await;
+        // Not wanted any more, it is let alone too.
+        super::respec(&bed, name, self::spec()).await;
+        ready(&bed, name).await;
+    }
+    let scaler: HorizontalPodAutoscaler = bed.api().get("scaled").await.unwrap();
+    let led: Ingress = bed.api().get("led").await.unwrap();
+    for managed in [scaler.metadata.managed_fields, led.metadata.managed_fields] {
+        let managed = managed.unwrap();
+        assert!(
+            managed.iter().all(|entry| !entry.manager.as_ref().unwrap().starts_with("quartermaster")),
+            "{managed:?}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ mod changes;
 mod cost;
 mod drift;
 mod foreign;
+mod kills;
 mod scaling;
 mod standing;
 mod taking_over;

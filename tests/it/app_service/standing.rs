@@ -191,9 +191,7 @@ async fn what_the_apiserver_refuses() {
 
 #[tokio::test]
 async fn suspended_it_is_let_alone_until_it_is_deleted() {
-    let bed =
-        Bed::own_with(testbed::Options { scheduler: false, kwok: false, ..testbed::Options::default() }, "suspended")
-            .await;
+    let bed = Bed::shared("suspended").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] })).await;
     ready(&bed, "web").await;
@@ -205,7 +203,7 @@ async fn suspended_it_is_let_alone_until_it_is_deleted() {
     bed.scale("web", 1).await;
     bed.until("web", "is mirrored all the same", |app: &AppService| {
         let status = app.status.as_ref().unwrap();
-        status.cluster_ip.is_none() && status.unavailable_replicas == Some(1)
+        status.cluster_ip.is_none() && status.available_replicas == Some(1)
     })
     .await;
     let deployment = deployment(&bed, "web").await.spec.unwrap();

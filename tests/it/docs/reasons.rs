@@ -157,12 +157,12 @@ fn every_reason_of_a_my_app_has_its_row() {
 
 /// One of each, as above.
 fn problems() -> Vec<&'static str> {
-    use app_service::settle::Problem;
+    use app_service::settle::{Part, Problem};
     let words = String::new;
     let all = [
         Problem::Suspended,
         Problem::SpecInvalid(words()),
-        Problem::Conflict { deployment: true, words: words() },
+        Problem::Conflict { part: Part::Service, words: words() },
         Problem::NodePortTaken(words()),
         Problem::Forbidden(words()),
         Problem::Rejected(words()),
