@@ -82,6 +82,7 @@ impl Copies {
             Look::Unknown => !owner.is_fresh(),
             Look::Going | Look::Other => true,
         };
+        let _asking = self.index.copies.asking(key);
         let api = self.api(key);
         let mut tries = 0..TRIES;
         loop {
@@ -195,11 +196,12 @@ mod tests {
     use super::*;
     use crate::api::ConfigMapSync;
     use crate::runtime::Scope;
+    use crate::runtime::reconciler::Trigger;
 
     /// Answers reads with `live`; gives what was asked for.
     async fn released(live: Value) -> (bool, Vec<Method>) {
         let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let index = Arc::new(Index::new(&Scope::Cluster, Duration::from_mins(30), Default::default()));
+        let index = Arc::new(Index::new(&Scope::Cluster, Duration::from_mins(30), Trigger::default()));
         let copies = Copies { client: Client::new(service, "n"), index };
         let sync = json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
         let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
