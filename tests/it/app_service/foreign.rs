@@ -71,9 +71,9 @@ async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &s
         }
     }
     assert_eq!(after, before);
-    let app: AppService = bed.api().get("web").await.unwrap();
+    let told = |app: &AppService| app.status.as_ref().is_some_and(|status| status.replicas.is_some()) != is_deployment;
+    let app = bed.until("web", "says nothing of what is not its own, and the rest", told).await;
     let status = app.status.unwrap();
-    assert_eq!(status.replicas.is_some(), !is_deployment, "it says nothing of what is not its own");
     assert!(status.cluster_ip.is_none() || is_deployment);
 
     let command: Vec<_> = command.split(' ').skip(1).collect();

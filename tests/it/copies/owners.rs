@@ -1,5 +1,7 @@
 //! Whose a copy is: what is not ours is never touched.
 
+use std::time::Duration;
+
 use super::*;
 
 const MARK: &str = "quartermaster.dev/owner-uid";
@@ -111,8 +113,10 @@ async fn a_chain_works_and_a_loop_does_not_spin() {
     // Handed over, so that nothing but the rule against loops keeps it from being written.
     let adopt = json!({ "metadata": { "annotations": { "quartermaster.dev/adopt-by": format!("{here}/ca") } } });
     shop.edit(&here, "settings", adopt).await;
-    // The order of creation is told by the second.
-    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    // The order of creation is told in whole seconds.
+    let second: ConfigMapSync = shop.bed.api().get("bc").await.unwrap();
+    let then = second.metadata.creation_timestamp.unwrap().0 + Duration::from_secs(1);
+    until("the next second", SOON, async || Ok((jiff::Timestamp::now() >= then).then_some(()))).await.unwrap();
     shop.sync("ca", json!({ "sourceNamespace": c, "destinationNamespace": here })).await;
     let words = shop.reads("ca", "Loop").await;
     assert!(words.contains(&format!("{here}/ab")), "{words}");
