@@ -66,6 +66,11 @@ pub fn is_terminating(said: &Status) -> bool {
     said.details.iter().flat_map(|details| &details.causes).any(|cause| cause.reason == "NamespaceTerminating")
 }
 
+/// Whether a policy or a webhook refused it: with any code, and for as long as that stands.
+pub fn is_denied(said: &Status) -> bool {
+    said.message.contains("denied the request") || said.message.contains("ValidatingAdmissionPolicy")
+}
+
 /// Creates `object`; none if there is one of its name. Nothing that is there is touched.
 ///
 /// # Errors

@@ -21,7 +21,7 @@ pub use self::trouble::Trouble;
 pub use self::whole::Child;
 use super::managed_fields;
 use super::manager::Manager;
-use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
+use super::ownership::{ADOPT_BY, Claim, OWNER, OWNER_UID, Owner, owner_of};
 use super::seen::{Known, Look, Seen};
 use super::watch_hub::{Observer, ResourceName};
 use super::watching;
@@ -176,7 +176,9 @@ where
                 return Ok(Settled { done: Done::Nothing, report: self.wrote(&key, &live, digest) });
             }
             if claim != Claim::Ours || managed_fields::is_to_be_handed_over(managed, self.manager, left) {
-                let taken = take_over(owner, &live, &managed_fields::handed_over(managed, self.manager, &whole, left));
+                let made = claim == Claim::Ours && live.annotations().contains_key(APPLIED);
+                let entries = managed_fields::handed_over(managed, self.manager, &whole, left, made);
+                let taken = take_over(owner, &live, &entries);
                 Self::sent(&key, apply::metadata(&api, self.manager, &live, taken).await)?;
             }
             desired.meta_mut().uid = live.uid();
@@ -340,14 +342,13 @@ where
 fn take_over(owner: &Owner, live: &impl ResourceExt, managed: &[ManagedFieldsEntry]) -> Value {
     let mut marked = live.meta().clone();
     owner.mark(&mut marked);
-    let mut patch = json!({ "managedFields": managed });
-    if live.meta().owner_references.is_some() && marked.owner_references != live.meta().owner_references {
-        patch["ownerReferences"] = json!(marked.owner_references);
-    }
-    if live.annotations().contains_key(ADOPT_BY) {
-        patch["annotations"] = json!({ ADOPT_BY: null });
-    }
-    patch
+    json!({
+        "managedFields": managed,
+        // At once: killed before the apply that follows, we would otherwise have neither mark nor consent.
+        "labels": { OWNER_UID: owner.uid() },
+        "annotations": { OWNER: owner.path(), ADOPT_BY: null },
+        "ownerReferences": marked.owner_references,
+    })
 }
 
 /// `deployments.apps`, as kubectl takes it.

@@ -14,7 +14,7 @@ const UPDATE: &str = "Update";
 /// Whether `manager` holds all that `desired` says. `desired` is an object as it is sent.
 pub fn holds(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value) -> bool {
     let desired = content(desired);
-    managed.iter().any(|entry| is_of(entry, manager) && covers(fields(entry), &desired))
+    managed.iter().any(|entry| is_of(entry, manager) && covers(fields(entry), &desired, operation(entry) == UPDATE))
 }
 
 /// Whether the object was made or changed otherwise than by server-side apply: the fields of that writer are then never
@@ -27,19 +27,22 @@ pub fn is_to_be_handed_over(managed: &[ManagedFieldsEntry], manager: &str, left:
 
 /// The entries after a hand-over: what any writer said who updated a field that is in `desired` is then what `manager`
 /// applied, so that the next apply takes away what it does not name. The fields at the paths of `left` stay with a plain
-/// update of `manager`'s: the value stands until somebody else writes another one.
+/// update of `manager`'s: the value stands until somebody else writes another one. Of an object that `manager` has `made`
+/// nobody else's entry is taken: what others changed since is theirs.
 pub fn handed_over(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     desired: &Value,
     left: &[&[&str]],
+    made: bool,
 ) -> Vec<ManagedFieldsEntry> {
     let api_version = desired["apiVersion"].as_str().unwrap_or_default();
     let desired = content(desired);
     let (former, mut entries): (Vec<_>, Vec<_>) = managed.iter().cloned().partition(|entry| {
         let here = entry.subresource.as_deref().unwrap_or_default().is_empty();
         let told = entry.api_version.as_deref() == Some(api_version);
-        here && told && (is_of(entry, manager) || (operation(entry) == UPDATE && overlaps(fields(entry), &desired)))
+        let theirs = !made && operation(entry) == UPDATE && overlaps(fields(entry), &desired);
+        here && told && (is_of(entry, manager) || theirs)
     });
     let mut applied = Value::Object(Map::new());
     let mut at: Option<Time> = None;
@@ -123,22 +126,29 @@ fn content(object: &Value) -> Value {
     content
 }
 
-/// Whether all of `desired` is in the set. An empty set at a field is that field as a whole.
-fn covers(set: &Value, desired: &Value) -> bool {
+/// Whether all of `desired` is in the set. An empty set at a field is that field as a whole. `typed`: the set is that of an
+/// object as the API's types have it, which leave out what is empty.
+fn covers(set: &Value, desired: &Value, typed: bool) -> bool {
     let Some(set) = set.as_object() else { return false };
     if set.is_empty() {
         return true;
     }
     match desired {
-        Value::Object(desired) => desired
+        Value::Object(desired) => desired.iter().filter(|(_, value)| !value.is_null()).all(|(name, value)| {
+            match set.get(&format!("f:{name}")) {
+                Some(set) => covers(set, value, typed),
+                None => typed && is_empty(value),
+            }
+        }),
+        Value::Array(items) => items
             .iter()
-            .filter(|(_, value)| !value.is_null())
-            .all(|(name, value)| set.get(&format!("f:{name}")).is_some_and(|set| covers(set, value))),
-        Value::Array(items) => {
-            items.iter().all(|item| set.iter().any(|(element, set)| is_element(element, item) && covers(set, item)))
-        }
+            .all(|item| set.iter().any(|(element, set)| is_element(element, item) && covers(set, item, typed))),
         _ => true,
     }
+}
+
+fn is_empty(value: &Value) -> bool {
+    matches!(value, Value::Bool(false)) || value.as_str() == Some("") || value.as_i64() == Some(0)
 }
 
 /// Whether any field of the set has a value in `desired`.
@@ -291,7 +301,7 @@ mod tests {
             ),
         ];
         assert!(is_to_be_handed_over(&managed, US, &[]));
-        let after = handed_over(&managed, US, &desired(), &[]);
+        let after = handed_over(&managed, US, &desired(), &[], false);
         let told = |entry: &ManagedFieldsEntry| format!("{} {}", entry.manager.as_deref().unwrap(), operation(entry));
         let names: Vec<_> = after.iter().map(told).collect();
         assert_eq!(
@@ -317,13 +327,13 @@ mod tests {
         wanted["spec"].as_object_mut().unwrap().remove("replicas");
         let applied = [entry(US, APPLY, "", whole())];
         assert!(!is_to_be_handed_over(&applied, US, &[]) && is_to_be_handed_over(&applied, US, &[replicas]));
-        let after = handed_over(&applied, US, &wanted, &[replicas]);
+        let after = handed_over(&applied, US, &wanted, &[replicas], true);
         assert_eq!(after.len(), 2);
         assert_eq!((operation(&after[0]), find(fields(&after[0]), replicas)), (APPLY, None));
         assert_eq!((operation(&after[1]), fields(&after[1])), (UPDATE, &json!({ "f:spec": { "f:replicas": {} } })));
         assert!(!is_to_be_handed_over(&after, US, &[replicas]));
         // And back.
-        let back = handed_over(&after, US, &desired(), &[]);
+        let back = handed_over(&after, US, &desired(), &[], true);
         assert_eq!((back.len(), find(fields(&back[0]), replicas)), (1, Some(&json!({}))));
     }
 

@@ -317,6 +317,7 @@ impl Manager {
             timeout: timings.reconcile_timeout,
             failed: Policy { min: timings.retry_min, max: timings.retry_max },
             waiting: Policy { min: timings.waiting_min, max: timings.waiting_max },
+            resync: timings.resync,
         }
     }
 

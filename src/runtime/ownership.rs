@@ -190,12 +190,12 @@ impl Owner {
 
 /// Whose child an object says it is.
 pub fn owner_of(metadata: &ObjectMeta) -> Option<Key> {
-    let told = metadata.annotations.as_ref().and_then(|annotations| annotations.get(OWNER));
-    if let Some((namespace, name)) = told.and_then(|path| path.split_once('/')) {
-        return Some(Key::new(namespace, name));
+    // Anybody may write another annotation; a controller stands there for a reason.
+    if let Some(controller) = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true)) {
+        return Some(Key::new(metadata.namespace.as_deref()?, &controller.name));
     }
-    let controller = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))?;
-    Some(Key::new(metadata.namespace.as_deref()?, &controller.name))
+    let (namespace, name) = metadata.annotations.as_ref()?.get(OWNER)?.split_once('/')?;
+    Some(Key::new(namespace, name))
 }
 
 #[cfg(test)]

@@ -42,7 +42,8 @@ pub trait Reconciler: Send + Sync + 'static {
 /// How a pass ended that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing to do until something changes.
+    /// Nothing to do until something changes. It is looked at again after the resync all the same: a watch may have failed to
+    /// say something.
     Done,
     /// Something is not there yet that no watch tells of: asked for again, with growing delays.
     Waiting,
@@ -59,7 +60,7 @@ pub trait Failure: std::error::Error + Send + Sync + 'static {
 /// What is to be done about a failed pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Nothing, until somebody changes the object.
+    /// Nothing, until somebody changes the object; it is looked at again after the resync.
     Terminal,
     /// Try again, with growing delays.
     Transient,
@@ -94,6 +95,8 @@ pub struct Limits {
     pub failed: Policy,
     /// Delays while something is waited for.
     pub waiting: Policy,
+    /// How often each object is looked at without a reason.
+    pub resync: Duration,
 }
 
 /// Wakes the passes of one controller. Before [`Trigger::open`] nobody listens and nothing is kept: what is there by
@@ -251,10 +254,15 @@ impl<R: Reconciler> Runner<R> {
             self.waiting.reset(key);
         }
         match outcome {
-            Outcome::Done => (Reconciled::Success, Action::await_change()),
+            Outcome::Done => (Reconciled::Success, self.resync()),
             Outcome::Waiting => (Reconciled::RequeueAfter, Action::requeue(self.waiting.next_delay(key))),
             Outcome::RequeueAfter(delay) => (Reconciled::RequeueAfter, Action::requeue(delay)),
         }
+    }
+
+    /// Not all of them at once.
+    fn resync(&self) -> Action {
+        Action::requeue(self.limits.resync.mul_f64(rand::random_range(1.0..1.2)))
     }
 
     fn failed(&self, key: &ObjectRef<R::Object>, failure: &R::Error) -> (Reconciled, Action) {
@@ -262,7 +270,7 @@ impl<R: Reconciler> Runner<R> {
         match failure.class() {
             Class::Terminal => {
                 warn!(error, "the pass failed; it is tried again when the object changes");
-                (Reconciled::Error, Action::await_change())
+                (Reconciled::Error, self.resync())
             }
             Class::Transient => {
                 let delay = self.failed.next_delay(key);

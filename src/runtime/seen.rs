@@ -149,7 +149,7 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 
     /// A watch shows it so; whose news that is.
-    pub fn shown(&self, key: Key, known: Known<S>) -> Option<Key> {
+    pub fn shown(&self, key: Key, mut known: Known<S>) -> Option<Key> {
         let mut state = self.state();
         for shard in [None, Some(key.namespace.to_string())] {
             if let Some(shown) = state.listing.get_mut(&shard) {
@@ -169,6 +169,8 @@ impl<S: Clone + PartialEq> Seen<S> {
             let same = before.print == known.print && before.going == known.going;
             news = !same || before.report != known.report;
             fine = found.take().filter(|_| same);
+            // Who knew it is told of what becomes of it, whatever it now says of its owner.
+            known.owner = before.owner.clone().or(known.owner);
         }
         let owner = known.owner.clone().filter(|_| news);
         state.known.insert(key, (known, fine));

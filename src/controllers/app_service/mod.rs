@@ -127,20 +127,28 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     });
     let (told, trigger) = (Arc::clone(&controller), apps.trigger.clone());
     manager.control(apps, controller, Vec::new(), move |touched, all_seen| match touched {
-        // Otherwise told of again once all have been seen.
-        Touched::Present(app) if all_seen => {
+        Touched::Present(app) => {
+            told.want();
             let key = Key::of(app.as_ref());
-            if !told.written.knows(&key, &app) {
+            // Otherwise told of again once all have been seen.
+            if all_seen && !told.written.knows(&key, &app) {
                 trigger.wake(&key);
             }
         }
-        Touched::Present(_) => {}
         Touched::Gone(app) => trigger.wake(&Key::of(app.as_ref())),
     });
     Ok(())
 }
 
 impl AppServices {
+    /// A replica that stands by watches what it will act on.
+    fn want(&self) {
+        self.deployments.want();
+        self.services.want();
+        self.autoscalers.want();
+        self.ingresses.want();
+    }
+
     fn api(&self, key: &Key) -> Api<AppService> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }

@@ -11,10 +11,10 @@ use super::standing::{Rollout, SUSPENDED};
 use super::validate::App;
 use super::{AppServices, Error, build};
 use crate::api::AppService;
-use crate::runtime::Key;
 use crate::runtime::children::Trouble;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome};
+use crate::runtime::{Key, apply};
 
 /// Reason of the Event of an autoscaler that went.
 pub const AUTOSCALING_OFF: &str = "AutoscalingOff";
@@ -128,7 +128,7 @@ impl Problem {
             Trouble::Conflict(_) => Self::Conflict { part, words },
             Trouble::Going(_) => Self::Deleting(words),
             Trouble::Refused { said, .. } if is_taken(said) => Self::NodePortTaken(words),
-            Trouble::Refused { said, .. } if said.code == 403 => Self::Forbidden(words),
+            Trouble::Refused { said, .. } if said.code == 403 || apply::is_denied(said) => Self::Forbidden(words),
             Trouble::Refused { .. } => Self::Rejected(words),
             Trouble::Api { error: kube::Error::Api(said), .. } if is_taken(said) => Self::NodePortTaken(words),
             Trouble::Api { .. } => Self::Unwritten(trouble),
@@ -192,14 +192,17 @@ impl AppServices {
             }
             .map_err(|trouble| (Part::Service, trouble))
         };
-        let ingress = async {
-            match build::ingress(app) {
+        let served = async {
+            let service = service.await;
+            // It would lead to somebody else's.
+            let foreign = matches!(service, Err((_, Trouble::Conflict(_))));
+            let ingress = match build::ingress(app).filter(|_| !foreign) {
                 Some(ingress) => self.ingresses.settle(owner, ingress, lives, &[]).await.map(drop),
                 None => self.ingresses.remove(owner, key, lives, false).await.map(drop),
-            }
-            .map_err(|trouble| (Part::Ingress, trouble))
+            };
+            (service, ingress.map_err(|trouble| (Part::Ingress, trouble)))
         };
-        let (run, service, ingress) = tokio::join!(self.run(owner, key, object, app), service, ingress);
+        let (run, (service, ingress)) = tokio::join!(self.run(owner, key, object, app), served);
         let mut problem = None;
         for (part, trouble) in [run, service, ingress].into_iter().filter_map(Result::err) {
             if trouble.class() == Class::Conflict {

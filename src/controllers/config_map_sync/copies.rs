@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client, Resource, ResourceExt};
+use tokio::sync::Semaphore;
 
+use super::MANAGER;
 use super::copy::{self, Step};
 use super::index::{Index, known};
 use super::standing::Reason;
-use super::{Error, MANAGER};
 use crate::api::config_map_sync::ConfigMapSyncSpec;
 use crate::runtime::ownership::{Claim, Owner};
 use crate::runtime::seen::Look;
@@ -17,12 +18,15 @@ use crate::runtime::{Key, apply};
 /// How often a copy that changes under the pass is looked at once more.
 const TRIES: usize = 3;
 
+/// How much content is held for copies that are written at the same moment, in KiB. Each is held several times over: as it
+/// was read, as it is sent, as it is answered.
+const ROOM: usize = 6 * 1024;
+
 /// The copies of all syncs.
 pub struct Copies {
-    /// Talks to the apiserver.
-    pub client: Client,
-    /// What is known of them.
-    pub index: Arc<Index>,
+    client: Client,
+    index: Arc<Index>,
+    room: Semaphore,
 }
 
 /// Why a copy is not as its source.
@@ -63,6 +67,11 @@ impl From<kube::Error> for Trouble {
 }
 
 impl Copies {
+    /// None is written yet.
+    pub fn new(client: Client, index: Arc<Index>) -> Self {
+        Self { client, index, room: Semaphore::new(ROOM) }
+    }
+
     fn api(&self, copy: &Key) -> Api<ConfigMap> {
         Api::namespaced(self.client.clone(), &copy.namespace)
     }
@@ -83,6 +92,8 @@ impl Copies {
             Look::Going | Look::Other => true,
         };
         let _asking = self.index.copies.asking(key);
+        // Never closed; and without room the pass would only be slower.
+        let _room = self.room.acquire_many(kibibytes(source)).await;
         let api = self.api(key);
         let mut tries = 0..TRIES;
         loop {
@@ -133,54 +144,51 @@ impl Copies {
         }
     }
 
-    /// Takes away what is ours and not wanted any more; whether anything was.
-    pub async fn clear(
-        &self,
-        owner: &Owner,
-        spec: &ConfigMapSyncSpec,
-        wanted: impl Fn(&Key) -> bool,
-    ) -> Result<bool, Error> {
-        let ours = self.index.copies.those(|uid| *uid == owner.uid());
-        let mut any = false;
-        for copy in ours.iter().filter(|copy| !wanted(copy)) {
-            any |= self.release(owner, spec, copy).await?;
-        }
-        Ok(any)
+    /// What is ours and not wanted.
+    pub fn others(&self, owner: &Owner, wanted: impl Fn(&Key) -> bool) -> Vec<Key> {
+        let mut others = self.index.copies.those(|uid| *uid == owner.uid());
+        others.retain(|copy| !wanted(copy));
+        others
     }
 
     /// Deletes a copy that is ours, or takes its mark off; whether there was one.
-    pub async fn release(&self, owner: &Owner, spec: &ConfigMapSyncSpec, key: &Key) -> Result<bool, Error> {
+    pub async fn release(&self, owner: &Owner, spec: &ConfigMapSyncSpec, key: &Key) -> kube::Result<bool> {
         let api = self.api(key);
-        let release = async {
-            for last in [false, false, true] {
-                let Some(live) = api.get_opt(&key.name).await? else { return Ok(false) };
-                let ours = owner.claim(live.meta(), |_| true) == Claim::Ours;
-                if !ours || live.meta().deletion_timestamp.is_some() {
-                    return Ok(false);
-                }
-                let done = if spec.orphans() {
-                    let mut orphan = live.clone();
-                    owner.unmark(orphan.meta_mut());
-                    orphan.meta_mut().managed_fields = None;
-                    apply::replace(&api, MANAGER, &orphan).await.map(drop)
-                } else {
-                    apply::remove(&api, &live).await
-                };
-                match done {
-                    Err(kube::Error::Api(said)) if said.code == 409 && !last => {}
-                    Err(kube::Error::Api(said)) if said.code == 404 => return Ok(false),
-                    done => return done.map(|()| true),
-                }
+        for last in [false, false, true] {
+            let Some(live) = api.get_opt(&key.name).await? else { return Ok(false) };
+            let ours = owner.claim(live.meta(), |_| true) == Claim::Ours;
+            if !ours || live.meta().deletion_timestamp.is_some() {
+                return Ok(false);
             }
-            Ok(false)
-        };
-        release.await.map_err(|error| Error::WriteCopy(key.clone(), error))
+            let done = if spec.orphans() {
+                let mut orphan = live.clone();
+                owner.unmark(orphan.meta_mut());
+                orphan.meta_mut().managed_fields = None;
+                apply::replace(&api, MANAGER, &orphan).await.map(drop)
+            } else {
+                apply::remove(&api, &live).await
+            };
+            match done {
+                Err(kube::Error::Api(said)) if said.code == 409 && !last => {}
+                Err(kube::Error::Api(said)) if said.code == 404 => return Ok(false),
+                done => return done.map(|()| true),
+            }
+        }
+        Ok(false)
     }
 
     fn right(&self, key: &Key, copy: &ConfigMap, digest: &str) {
         let uid = copy.labels().get(crate::runtime::ownership::OWNER_UID).cloned().unwrap_or_default();
         self.index.copies.wrote(key, known(copy, uid), digest.to_owned());
     }
+}
+
+/// Size of the content, at least 1 and at most [`ROOM`].
+fn kibibytes(map: &ConfigMap) -> u32 {
+    let text = map.data.iter().flatten().map(|(name, value)| name.len() + value.len());
+    let bytes = map.binary_data.iter().flatten().map(|(name, value)| name.len() + value.0.len());
+    let size = text.chain(bytes).sum::<usize>() / 1024;
+    u32::try_from(size.clamp(1, ROOM)).unwrap_or(1)
 }
 
 #[cfg(test)]
@@ -202,7 +210,7 @@ mod tests {
     async fn released(live: Value) -> (bool, Vec<Method>) {
         let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let index = Arc::new(Index::new(&Scope::Cluster, Duration::from_mins(30), Trigger::default()));
-        let copies = Copies { client: Client::new(service, "n"), index };
+        let copies = Copies::new(Client::new(service, "n"), index);
         let sync = json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
         let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
         let owner = Owner::of(&sync).unwrap();

@@ -48,8 +48,8 @@ struct State {
     /// Whom `ConfigMap`s of a name concern.
     names: HashMap<String, BTreeSet<Key>>,
     namespaces: BTreeMap<String, Place>,
-    /// What the list of namespaces that is under way has shown.
-    listing: BTreeSet<String>,
+    /// What the list of namespaces that is under way has shown, if one is.
+    listing: Option<BTreeSet<String>>,
     /// Those that would close a loop.
     looping: BTreeSet<Key>,
 }
@@ -216,7 +216,8 @@ impl Index {
             None => state.namespaces.remove(name),
         };
         let concerned = state.syncs.iter().filter(|(_, it)| it.plan.selects() || it.plan.reaches(name, None));
-        let concerned: Vec<_> = concerned.map(|(key, _)| key.clone()).collect();
+        let mut concerned: BTreeSet<_> = concerned.map(|(key, _)| key.clone()).collect();
+        concerned.append(&mut state.looping);
         drop(state);
         self.wake(&concerned);
     }
@@ -319,12 +320,14 @@ impl Observer<PartialObjectMeta<ConfigMap>> for Index {
 
 impl Observer<PartialObjectMeta<Namespace>> for Index {
     fn listing(&self, _: &ResourceName, _: Option<&str>) {
-        self.state().listing.clear();
+        self.state().listing = Some(BTreeSet::new());
     }
 
     fn present(&self, _: &ResourceName, namespace: PartialObjectMeta<Namespace>) {
         let name = namespace.name_any();
-        self.state().listing.insert(name.clone());
+        if let Some(listing) = &mut self.state().listing {
+            listing.insert(name.clone());
+        }
         let going = namespace.metadata.deletion_timestamp.is_some();
         self.place(&name, Some(Place { labels: namespace.metadata.labels.unwrap_or_default(), going }));
     }
@@ -335,8 +338,9 @@ impl Observer<PartialObjectMeta<Namespace>> for Index {
 
     fn listed(&self, _: &ResourceName, _: Option<&str>) {
         let missing: Vec<_> = {
-            let state = self.state();
-            state.namespaces.keys().filter(|name| !state.listing.contains(*name)).cloned().collect()
+            let mut state = self.state();
+            let listed = state.listing.take().unwrap_or_default();
+            state.namespaces.keys().filter(|name| !listed.contains(*name)).cloned().collect()
         };
         for name in &missing {
             self.place(name, None);

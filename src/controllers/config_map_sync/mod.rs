@@ -1,14 +1,12 @@
 //! `ConfigMapSync`: where the copies are to be ([`plan`]), what each is to be ([`copy`]), and what came of it ([`standing`]).
-//! What the watches show ([`index`]) wakes whom it concerns.
+//! What the watches show ([`index`]) wakes whom it concerns. At its end its copies go before it does (`ending`).
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -24,13 +22,14 @@ use crate::api::kind::{EVENTS, Kind, Right};
 use crate::runtime::cache::Touched;
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
-use crate::runtime::ownership::{OWNER_UID, Owner};
+use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::written::Written;
 use crate::runtime::{Key, Scope, apply, cache, conditions};
 
 pub mod copies;
 pub mod copy;
+mod ending;
 pub mod index;
 pub mod plan;
 pub mod standing;
@@ -54,8 +53,6 @@ pub const MANAGER: &str = "quartermaster/configmapsync";
 
 /// How many copies of one sync are written at once.
 const AT_ONCE: usize = 16;
-/// How many copies a list holds at once.
-const PAGE: u32 = 500;
 
 /// What can go wrong in a pass.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +82,9 @@ impl Failure for Error {
     }
 }
 
+/// Whether anything was written for a copy.
+type Served = Result<bool, Trouble>;
+
 /// What a pass did.
 struct Pass {
     came: Came,
@@ -103,8 +103,9 @@ pub struct ConfigMapSyncs {
     index: Arc<Index>,
     copies: Copies,
     events: Events,
-    resync: Duration,
     written: Written<ConfigMapSync>,
+    /// When something was last written of which no status tells yet.
+    unsaid: Mutex<HashMap<Key, Time>>,
 }
 
 /// Hands the controller in.
@@ -122,11 +123,11 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         scope: manager.scope.clone(),
         protected: manager.config.protected_destinations,
         syncs: syncs.store.clone(),
-        copies: Copies { client: manager.client.clone(), index: Arc::clone(&index) },
+        copies: Copies::new(manager.client.clone(), Arc::clone(&index)),
         index,
         events: manager.events(NAME),
-        resync,
         written: Written::default(),
+        unsaid: Mutex::default(),
     });
     let (told, trigger) = (Arc::clone(&controller), syncs.trigger.clone());
     manager.control(syncs, controller, Vec::new(), move |touched, all_seen| match touched {
@@ -182,27 +183,29 @@ impl ConfigMapSyncs {
         }
         let destinations = self.index.destinations(&plan);
         let wanted: BTreeSet<Key> = destinations.iter().map(|(namespace, _)| Key::new(namespace, &plan.name)).collect();
-        let cleared = self.copies.clear(owner, &sync.spec, |copy| wanted.contains(copy)).await?;
         let source: Api<ConfigMap> = Api::namespaced(self.client.clone(), &plan.source.namespace);
         let source = match source.get_opt(&plan.source.name).await {
             Ok(Some(source)) => source,
             Ok(None) => {
                 let words = format!("ConfigMap {} does not exist: create it; what was copied of it stays", plan.source);
+                let cleared = self.clear(owner, sync, &wanted).await;
+                let wrote = cleared.iter().any(|(_, result)| matches!(result, Ok(true)));
                 let came = Came::Blocked { reason: Reason::SourceNotFound, words };
-                return Ok(Pass { came, wrote: cleared, failure: None });
+                return Ok(Pass { came, wrote, failure: None });
             }
             Err(kube::Error::Api(said)) if said.code == 403 => return blocked(Reason::Forbidden, said.message.clone()),
             Err(error) => return Err(Error::ReadSource(error)),
         };
-        let count = destinations.len();
         let digest = copy::digest(&source, &sync.spec, owner);
         let serve = |(namespace, standing): (String, Standing)| {
             let copy = Key::new(&namespace, &plan.name);
             self.serve(owner, sync, &source, &digest, copy, standing)
         };
-        let served: Vec<_> = stream::iter(destinations.into_iter().map(serve)).buffered(AT_ONCE).collect().await;
-        let (mut snags, mut wrote, mut failure) = (Vec::new(), cleared, None);
-        for (copy, result) in served {
+        let mut done: Vec<_> = stream::iter(destinations.into_iter().map(serve)).buffered(AT_ONCE).collect().await;
+        let right = done.iter().filter(|(_, result)| result.is_ok()).count();
+        done.extend(self.clear(owner, sync, &wanted).await);
+        let (mut snags, mut wrote, mut failure) = (Vec::new(), false, None);
+        for (copy, result) in done {
             let (reason, words) = match result {
                 Ok(written) => {
                     wrote |= written;
@@ -217,7 +220,17 @@ impl ConfigMapSyncs {
             };
             snags.push(Snag { namespace: copy.namespace.to_string(), reason, words });
         }
-        Ok(Pass { came: Came::Copied { destinations: count, snags }, wrote, failure })
+        Ok(Pass { came: Came::Copied { destinations: wanted.len(), right, snags }, wrote, failure })
+    }
+
+    /// Takes away what is not wanted any more; of each copy, whether there was one.
+    async fn clear(&self, owner: &Owner, sync: &ConfigMapSync, wanted: &BTreeSet<Key>) -> Vec<(Key, Served)> {
+        let others = self.copies.others(owner, |copy| wanted.contains(copy));
+        let clear = others.into_iter().map(|copy| async move {
+            let result = self.copies.release(owner, &sync.spec, &copy).await;
+            (copy, result.map_err(Trouble::from))
+        });
+        stream::iter(clear).buffered(AT_ONCE).collect().await
     }
 
     /// Serves one destination; whether anything was written.
@@ -229,7 +242,7 @@ impl ConfigMapSyncs {
         digest: &str,
         copy: Key,
         standing: Standing,
-    ) -> (Key, Result<bool, Trouble>) {
+    ) -> (Key, Served) {
         let result = match standing {
             Standing::Missing => {
                 Err(Trouble::snag(Reason::NamespaceNotFound, format!("create namespace {}", copy.namespace)))
@@ -258,71 +271,27 @@ impl ConfigMapSyncs {
         Ok(self.written.wrote(key, guarded))
     }
 
-    /// It is being deleted: its copies go before it does.
-    async fn finish(&self, key: &Key, sync: &ConfigMapSync, owner: &Owner) -> Result<Outcome, Error> {
-        if !sync.finalizers().iter().any(|name| name == FINALIZER) {
-            return Ok(Outcome::Done);
-        }
-        if let Err(error) = self.release(sync, owner).await {
-            let refusal = match &error {
-                Error::WriteCopy(copy, kube::Error::Api(said)) if said.code == 403 => {
-                    format!("copy {copy} cannot be deleted: {}", said.message)
-                }
-                Error::ListCopies(kube::Error::Api(said)) if said.code == 403 => said.message.clone(),
-                _ => return Err(error),
-            };
-            self.write(key, sync, &Came::Blocked { reason: Reason::Forbidden, words: refusal }, false).await?;
-            return Ok(Outcome::Waiting);
-        }
-        let left: Vec<_> = sync.finalizers().iter().filter(|name| *name != FINALIZER).collect();
-        match apply::metadata(&self.api(key), MANAGER, sync, json!({ "finalizers": left })).await {
-            Ok(_) => Ok(Outcome::Done),
-            Err(kube::Error::Api(said)) if said.code == 404 => Ok(Outcome::Done),
-            Err(error) => Err(Error::WriteStatus(error)),
-        }
-    }
-
-    /// Deletes every copy, or takes the mark off it. They are listed anew until there is none left: what a watch shows may
-    /// be the past.
-    async fn release(&self, sync: &ConfigMapSync, owner: &Owner) -> Result<(), Error> {
-        let ours = format!("{OWNER_UID}={}", sync.uid().unwrap_or_default());
-        loop {
-            let mut left = Vec::new();
-            for shard in self.scope.shards() {
-                let api: Api<PartialObjectMeta<ConfigMap>> = match &shard {
-                    Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-                    None => Api::all(self.client.clone()),
-                };
-                let mut page = ListParams::default().labels(&ours).limit(PAGE);
-                loop {
-                    let list = api.list(&page).await.map_err(Error::ListCopies)?;
-                    left.extend(
-                        list.items.iter().filter(|copy| copy.metadata.deletion_timestamp.is_none()).map(Key::of),
-                    );
-                    match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                        Some(token) => page.continue_token = Some(token),
-                        None => break,
-                    }
-                }
-            }
-            if left.is_empty() {
-                return Ok(());
-            }
-            let release = |copy: Key| async move { self.copies.release(owner, &sync.spec, &copy).await };
-            stream::iter(left).map(release).buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
-        }
+    fn unsaid(&self) -> MutexGuard<'_, HashMap<Key, Time>> {
+        self.unsaid.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn write(&self, key: &Key, sync: &ConfigMapSync, came: &Came, wrote: bool) -> Result<(), Error> {
         let now = Time(jiff::Timestamp::now());
+        if wrote {
+            self.unsaid().insert(key.clone(), now.clone());
+        }
+        let wrote = self.unsaid().get(key).cloned();
         let generation = sync.metadata.generation.unwrap_or_default();
         let before = sync.status.as_ref();
-        let status = standing::status(before, came, wrote.then(|| now.clone()), generation, now);
+        let status = standing::status(before, came, wrote, generation, now);
         if before == Some(&status) {
             return Ok(());
         }
         match apply::status(&self.api(key), MANAGER, sync, &status).await {
-            Ok(written) => self.written.wrote(key, written),
+            Ok(written) => {
+                self.unsaid().remove(key);
+                self.written.wrote(key, written)
+            }
             Err(kube::Error::Api(said)) if said.code == 404 => return Ok(()),
             Err(error) => return Err(Error::WriteStatus(error)),
         };
@@ -377,16 +346,19 @@ impl Reconciler for ConfigMapSyncs {
         if let Some(failure) = failure {
             return Err(failure);
         }
-        Ok(match came {
-            Came::Copied { snags, .. } if !snags.is_empty() => Outcome::Waiting,
-            Came::Blocked { reason: Reason::Forbidden, .. } => Outcome::Waiting,
-            // Not all of them at once.
-            _ => Outcome::RequeueAfter(self.resync.mul_f64(rand::random_range(1.0..1.2))),
-        })
+        let asks = match &came {
+            Came::Blocked { reason, .. } => reason.is_asked_for_again(),
+            Came::Copied { snags, .. } => {
+                let blind = self.index.blind().is_some();
+                snags.iter().any(|snag| blind || snag.reason.is_asked_for_again())
+            }
+        };
+        Ok(if asks { Outcome::Waiting } else { Outcome::Done })
     }
 
     fn gone(&self, key: &Key) {
         self.index.forget(key);
         self.written.forget(key);
+        self.unsaid().remove(key);
     }
 }

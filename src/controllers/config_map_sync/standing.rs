@@ -43,6 +43,11 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// Whether no watch tells when it is over.
+    pub fn is_asked_for_again(self) -> bool {
+        matches!(self, Self::Forbidden | Self::QuotaExceeded | Self::Refused)
+    }
+
     /// All of them.
     pub const ALL: [Self; 15] = [
         Self::Synced,
@@ -97,7 +102,9 @@ pub enum Came {
     Copied {
         /// How many there are to be.
         destinations: usize,
-        /// Those that are not as the source.
+        /// How many of them are as the source.
+        right: usize,
+        /// What is not as it is wanted: such a copy, or one that is to go.
         snags: Vec<Snag>,
     },
 }
@@ -116,14 +123,17 @@ pub fn status(
         status.last_sync_time = wrote;
     }
     let (well, reason, message) = match came {
-        Came::Blocked { reason, words } => (false, *reason, words.clone()),
-        Came::Copied { destinations, snags } => {
+        Came::Blocked { reason, words } => {
+            (status.destinations, status.copies) = (None, None);
+            (false, *reason, words.clone())
+        }
+        Came::Copied { destinations, right, snags } => {
             let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
             status.destinations = Some(count(*destinations));
-            status.copies = Some(count(destinations - snags.len()));
+            status.copies = Some(count(*right));
             match snags.first() {
                 None => (true, Reason::Synced, well(*destinations)),
-                Some(first) => (false, first.reason, ill(*destinations, snags)),
+                Some(first) => (false, first.reason, ill(*destinations, *right, snags)),
             }
         }
     };
@@ -140,12 +150,12 @@ fn well(destinations: usize) -> String {
 }
 
 /// Each with its own words, as far as there is room.
-fn ill(destinations: usize, snags: &[Snag]) -> String {
+fn ill(destinations: usize, right: usize, snags: &[Snag]) -> String {
     let named = snags.iter().take(NAMED).map(|snag| format!("{}: {}: {}", snag.namespace, snag.reason, snag.words));
     let named = named.collect::<Vec<_>>().join("; ");
     let rest = snags.len().saturating_sub(NAMED);
     let more = if rest == 0 { String::new() } else { format!("; and {rest} more") };
-    format!("{} of {destinations} copies not as the source: {named}{more}", snags.len())
+    format!("{right} of {destinations} copies are as the source; {named}{more}")
 }
 
 #[cfg(test)]
@@ -164,24 +174,25 @@ mod tests {
 
     #[test]
     fn the_time_moves_with_a_write_only() {
-        let came = Came::Copied { destinations: 2, snags: vec![] };
+        let came = Came::Copied { destinations: 2, right: 2, snags: vec![] };
         let first = status(None, &came, Some(at(1)), 1, at(1));
         assert_eq!((first.last_sync_time.clone(), first.copies), (Some(at(1)), Some(2)));
         assert_eq!(status(Some(&first), &came, None, 1, at(2)), first);
         let blocked = Came::Blocked { reason: Reason::SourceNotFound, words: "no".into() };
         let second = status(Some(&first), &blocked, None, 1, at(3));
-        assert_eq!((second.last_sync_time, second.copies), (Some(at(1)), Some(2)), "the copies stay");
+        assert_eq!((second.last_sync_time, second.copies), (Some(at(1)), None), "how they stand is not known");
         assert_eq!(second.conditions[0].status, "False");
     }
 
     #[test]
     fn the_condition_names_those_that_are_not_served() {
-        let came = Came::Copied { destinations: 3, snags: vec![snag("b")] };
+        let came = Came::Copied { destinations: 3, right: 2, snags: vec![snag("b")] };
         let condition = &status(None, &came, None, 1, at(1)).conditions[0];
         assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "QuotaExceeded"));
-        assert_eq!(condition.message, "1 of 3 copies not as the source: b: QuotaExceeded: full");
+        assert_eq!(condition.message, "2 of 3 copies are as the source; b: QuotaExceeded: full");
         let many: Vec<_> = (0..200).map(|number| snag(&format!("n{number}"))).collect();
-        let condition = &status(None, &Came::Copied { destinations: 200, snags: many }, None, 1, at(1)).conditions[0];
+        let came = Came::Copied { destinations: 200, right: 0, snags: many };
+        let condition = &status(None, &came, None, 1, at(1)).conditions[0];
         assert!(condition.message.ends_with("n4: QuotaExceeded: full; and 195 more"), "{}", condition.message);
     }
 }

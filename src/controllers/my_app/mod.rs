@@ -245,9 +245,7 @@ impl Reconciler for MyApps {
         if let Some(standing) = standing {
             self.write(&key, &app, &standing).await?;
         }
-        // A watch may have failed to say something; and not all of them at once.
-        let resync = || Outcome::RequeueAfter(self.resync.mul_f64(rand::random_range(1.0..1.2)));
-        end.map(|outcome| if outcome == Outcome::Done { resync() } else { outcome })
+        end
     }
 
     fn gone(&self, key: &Key) {

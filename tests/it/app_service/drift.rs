@@ -7,6 +7,7 @@ use k8s_openapi::api::networking::v1::Ingress;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Resource, ResourceExt};
 use quartermaster::api::AppService;
+use rstest::rstest;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -99,6 +100,7 @@ async fn every_field_that_we_set() {
         remove("/metadata/labels/quartermaster.dev~1owner-uid"),
         replace("/metadata/labels/quartermaster.dev~1owner-uid", json!("x")),
         remove("/metadata/annotations/quartermaster.dev~1owner"),
+        replace("/metadata/annotations/quartermaster.dev~1owner", json!("x/y")),
         remove("/metadata/annotations/quartermaster.dev~1applied"),
         remove("/metadata/ownerReferences"),
     ];
@@ -197,15 +199,25 @@ async fn a_child_that_is_deleted_comes_back() {
 }
 
 /// What others add stays: an annotation, a label, a sidecar, a field that we do not set.
+/// Also of an object that nothing was applied to since it was made, and where the same request harms what is ours.
+#[rstest]
+#[case::applied(true)]
+#[case::made(false)]
 #[tokio::test]
-async fn what_others_own_stays() {
+async fn what_others_own_stays(#[case] applied: bool) {
     let bed = Bed::shared("others").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    app(&bed, "web", spec()).await;
+    let mut newer = spec();
+    if !applied {
+        newer.as_object_mut().unwrap().remove("autoscaling");
+    }
+    app(&bed, "web", newer.clone()).await;
     ready(&bed, "web").await;
     looked_at(&bed, "web").await;
     let by = PatchParams { field_manager: Some("somebody".into()), ..PatchParams::default() };
+    let image = if applied { "nginx:1.7.9" } else { "httpd" };
     let theirs = json!([
+        replace("/spec/template/spec/containers/0/image", json!(image)),
         add("/metadata/annotations/note", json!("theirs")),
         add("/metadata/labels/team", json!("theirs")),
         add("/spec/template/metadata/annotations", json!({ "injected": "true" })),
@@ -221,7 +233,6 @@ async fn what_others_own_stays() {
     let served = bed.api::<Service>().patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap();
 
     // Also when we write again.
-    let mut newer = spec();
     newer["image"] = json!("nginx:1.27");
     newer["ports"][0]["appProtocol"] = json!("http");
     super::respec(&bed, "web", newer).await;

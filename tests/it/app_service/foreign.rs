@@ -255,3 +255,18 @@ async fn an_app_made_anew_restarts_nothing() {
     assert_eq!(now.labels()["quartermaster.dev/owner-uid"], second.uid().unwrap());
     assert_eq!(replica_sets(&bed, "web").await, before);
 }
+
+#[tokio::test]
+async fn nothing_leads_to_a_foreign_service() {
+    let bed = Bed::shared("published").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.service("web", json!([{ "port": 8080 }])).await;
+    let mut spec = spec();
+    spec["ingress"] = json!({ "host": "app.example.com" });
+    app(&bed, "web", spec).await;
+    not_ready(&bed, "web", "Conflict").await;
+    looked_at(&bed, "web").await;
+    assert!(bed.api::<Ingress>().get_opt("web").await.unwrap().is_none());
+    bed.delete::<Service>("web").await;
+    bed.until("web", "leads to its own", |_: &Ingress| true).await;
+}

@@ -105,6 +105,14 @@ impl Shop {
         .unwrap();
     }
 
+    /// Waits until a sync that is being deleted is gone.
+    pub async fn ended(&self, sync: &str) {
+        let syncs = self.bed.api::<ConfigMapSync>();
+        until(format!("{sync} is gone"), SOON, async || Ok(syncs.get_opt(sync).await?.is_none().then_some(())))
+            .await
+            .unwrap();
+    }
+
     /// Waits until the condition of a sync has this reason; gives its words.
     pub async fn reads(&self, sync: &str, reason: &str) -> String {
         let ready = |sync: &ConfigMapSync| {

@@ -98,11 +98,7 @@ async fn one_source_to_many_namespaces() {
     );
     operator.restart();
     until_copied(&shop, "settings", &BTreeSet::new()).await;
-    until("the sync is gone", SOON, async || {
-        Ok(shop.bed.api::<ConfigMapSync>().get_opt("s").await?.is_none().then_some(()))
-    })
-    .await
-    .unwrap();
+    shop.ended("s").await;
     assert_eq!(where_copied(&shop, "others").await, others);
     assert_eq!(version(&shop.maps(&lost).get("settings").await.unwrap()), version(&theirs));
 

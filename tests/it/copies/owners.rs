@@ -45,11 +45,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
     assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&stripped));
     // Nor is it deleted with the sync.
     shop.bed.delete::<ConfigMapSync>("s").await;
-    until("the sync is gone", SOON, async || {
-        Ok(shop.bed.api::<ConfigMapSync>().get_opt("s").await?.is_none().then_some(()))
-    })
-    .await
-    .unwrap();
+    shop.ended("s").await;
     assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&stripped));
 }
 
@@ -190,9 +186,26 @@ async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
     };
     let copy = shop.until(&c, "renamed", "is let go", let_go).await;
     assert_eq!(serde_json::to_value(copy.data).unwrap(), data, "nothing is copied while it is suspended");
-    until("the sync is gone", SOON, async || {
-        Ok(shop.bed.api::<ConfigMapSync>().get_opt("s").await?.is_none().then_some(()))
-    })
-    .await
-    .unwrap();
+    shop.ended("s").await;
+}
+
+/// A controller's object is its own, whatever label somebody puts on it.
+#[tokio::test]
+async fn what_another_controls_is_neither_deleted_nor_waited_for() {
+    let shop = Shop::shared("controlled").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("s", json!({ "destinationNamespace": far })).await;
+    let copy = shop.copied(&far, "settings", json!({ "a": "1" })).await;
+    shop.reads("s", "Synced").await;
+    let owner = shop.map(&far, "owner", json!({})).await;
+    let reference =
+        json!([{ "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner.uid(), "controller": true }]);
+    shop.edit(&far, "settings", json!({ "metadata": { "ownerReferences": reference } })).await;
+    assert!(shop.reads("s", "Conflict").await.contains("controlled by ConfigMap owner"));
+    shop.bed.delete::<ConfigMapSync>("s").await;
+    shop.ended("s").await;
+    assert_eq!(shop.maps(&far).get("settings").await.unwrap().uid(), copy.uid());
 }

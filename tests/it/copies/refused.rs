@@ -1,5 +1,8 @@
 //! What cannot be copied, and who says so: others are served all the same.
 
+use http::StatusCode;
+use testbed::proxy::{Fault, Match, Times, Verb};
+
 use super::*;
 
 #[tokio::test]
@@ -20,7 +23,7 @@ async fn a_quota_in_one_namespace_holds_up_no_other() {
     shop.sync("s", json!({ "destinationNamespaces": [full, free] })).await;
     shop.copied(&free, "settings", json!({ "a": "1" })).await;
     let words = shop.reads("s", "QuotaExceeded").await;
-    assert!(words.starts_with(&format!("1 of 2 copies not as the source: {full}: QuotaExceeded")), "{words}");
+    assert!(words.starts_with(&format!("1 of 2 copies are as the source; {full}: QuotaExceeded")), "{words}");
     assert!(words.contains("exceeded quota: q"), "the apiserver's own words: {words}");
     shop.edit(&shop.bed.namespace, "settings", json!({ "data": { "a": "2" } })).await;
     shop.copied(&free, "settings", json!({ "a": "2" })).await;
@@ -91,4 +94,47 @@ async fn what_lies_outside_and_what_kubernetes_lives_in_is_refused() {
         let said = shop.reads(name, reason).await;
         assert!(said.contains(words), "{said}");
     }
+}
+
+/// What one namespace refuses, the others are given; and what is forbidden to go holds up nobody.
+#[tokio::test]
+async fn a_namespace_that_forbids_it_holds_up_no_other() {
+    let shop = Shop::shared("forbidden").await;
+    let (shut, free) = (shop.open("shut", json!({})).await, shop.open("free", json!({})).await);
+    let here = shop.bed.namespace.clone();
+    let (proxy, file) = shop.bed.through_proxy().await;
+    let watched = format!("--watch-namespace={here},{shut},{free}");
+    let _operator = Operator::start(&shop.bed, Settings::default().kubeconfig(file).flag(&watched)).await;
+    let forbid = |verb| {
+        let there = Match::verb(verb).resource("configmaps").namespace(&shut);
+        proxy.inject(there, Times::Always, Fault::status(StatusCode::FORBIDDEN))
+    };
+    let order = forbid(Verb::Create);
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("s", json!({ "destinationNamespaces": [shut, free] })).await;
+    shop.copied(&free, "settings", json!({ "a": "1" })).await;
+    let words = shop.reads("s", "Forbidden").await;
+    assert!(words.starts_with(&format!("1 of 2 copies are as the source; {shut}: Forbidden")), "{words}");
+    order.take_back();
+    shop.copied(&shut, "settings", json!({ "a": "1" })).await;
+    shop.reads("s", "Synced").await;
+
+    let order = forbid(Verb::Delete);
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [free] } })).await;
+    let words = shop.reads("s", "Forbidden").await;
+    assert!(words.starts_with(&format!("1 of 1 copies are as the source; {shut}: Forbidden")), "{words}");
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.copied(&free, "settings", json!({ "a": "2" })).await;
+    // Nor does it hold up the other's going; but the sync stays until it is gone.
+    shop.bed.delete::<ConfigMapSync>("s").await;
+    shop.gone(&free, "settings").await;
+    shop.bed
+        .until("s", "says what holds it", |sync: &ConfigMapSync| {
+            let status = sync.status.as_ref().unwrap();
+            status.conditions[0].message.contains(&format!("{shut}/settings cannot be deleted"))
+        })
+        .await;
+    order.take_back();
+    shop.gone(&shut, "settings").await;
+    shop.ended("s").await;
 }
