@@ -1,40 +1,26 @@
 //! The operator is killed at each of its writes, and loses answers: all ends as if nothing had happened.
 
-use std::sync::Arc;
-
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Service;
 use quartermaster::api::AppService;
 use serde_json::{Value, json};
 use testbed::Options;
-use testbed::proxy::{Fault, Lost, Match, Point, Then, Times, Verb};
-use tokio::sync::Notify;
+use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
 use super::{app, original, respec, standing};
-use crate::support::{Bed, Operator, Plane, Settings};
+use crate::support::{Bed, Operator, Plane, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_write_changes_nothing() {
     let bed = Bed::own_with(Options::apiserver_only(), "kills").await;
-    let (_, undisturbed) = run(&bed.plane, Point::Before, u64::MAX).await;
     // Before a write is as good as after the one before.
-    let points = [Point::AfterApplied, Point::AfterAnswer].map(async |point| {
-        let mut write = 1;
-        loop {
-            let (killed, state) = run(&bed.plane, point, write).await;
-            assert_eq!(state, undisturbed, "killed at write {write}, {point:?}");
-            if !killed {
-                break write - 1;
-            }
-            write += 1;
-        }
-    });
-    let [applied, answered] = points;
-    let writes = tokio::join!(applied, answered);
+    let points = [Point::AfterApplied, Point::AfterAnswer];
+    let writes =
+        Box::pin(at_each_write(&points, async |point, write| Box::pin(run(&bed.plane, point, write)).await)).await;
     // The annotation; two to take over each of two objects; the autoscaler comes, and goes; the Deployment, again; the
     // Service goes; a status for each spec.
-    assert!(writes.0 >= 11 && writes.1 >= 11, "{writes:?} writes");
+    assert!(writes.iter().all(|writes| *writes >= 11), "{writes:?} writes");
     answers_that_are_lost(&bed.plane).await;
 }
 
@@ -55,22 +41,6 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     spec["autoscaling"] = json!({ "max": 5 });
     respec(&bed, "web", spec.clone()).await;
 
-    let (proxy, file) = bed.through_proxy().await;
-    let (reached, dead) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let hook = {
-        let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
-        Fault::hook(point, move |_| {
-            let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
-            async move {
-                reached.notify_one();
-                dead.notified().await;
-                Then::Cut
-            }
-        })
-    };
-    // Events are best effort.
-    let order = proxy.inject(Match::writes().except_resource("events"), Times::Nth(write), hook);
-    let mut operator = Operator::launch(&bed, Settings::default().kubeconfig(file)).await;
     let changes = async {
         let first = said(&bed).await;
         assert_eq!(first["deployment"]["replicas"], 3, "the running count stays");
@@ -79,19 +49,9 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
         respec(&bed, "web", spec.clone()).await;
         said(&bed).await
     };
-    let kill = async {
-        reached.notified().await;
-        operator.kill();
-        dead.notify_one();
-        operator.restart();
-        std::future::pending::<()>().await;
-    };
-    let state = tokio::select! {
-        state = changes => state,
-        () = kill => unreachable!(),
-    };
-    drop(operator);
-    (order.hits() > 0, state)
+    // Events are best effort.
+    let writes = Match::writes().except_resource("events");
+    Box::pin(killed_at(&bed, writes, point, write, changes)).await
 }
 
 /// What there is once the status speaks of the present spec: nobody runs its Pods here.

@@ -1,38 +1,23 @@
 //! The operator is killed at each of its writes: before it, when it is done, and when its answer has come.
 
-use std::sync::Arc;
-
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::ResourceExt as _;
 use quartermaster::api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
-use testbed::proxy::{Fault, Match, Point, Then, Times};
+use testbed::proxy::{Match, Point};
 use testbed::receiver::Receiver;
-use tokio::sync::Notify;
 
 use super::bare;
 use super::told::{Told, told};
-use crate::support::{Bed, Operator, Plane, Settings};
+use crate::support::{Bed, Plane, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_write_changes_nothing_but_a_repetition() {
     let bed = bare("each").await;
-    let (_, undisturbed) = run(&bed.plane, Point::Before, u64::MAX).await;
-    let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer].map(async |point| {
-        let mut write = 1;
-        loop {
-            let (killed, state) = run(&bed.plane, point, write).await;
-            assert_eq!(state, undisturbed, "killed at write {write}, {point:?}");
-            if !killed {
-                break write - 1;
-            }
-            write += 1;
-        }
-    });
-    let [before, applied, answered] = points;
-    let writes = tokio::join!(before, applied, answered);
+    let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer];
+    let writes = at_each_write(&points, async |point, write| run(&bed.plane, point, write).await).await;
     // At least: the point is ready; of each of three changes, that it waits, and that it is delivered; why it then waits.
-    assert!(writes.0 >= 9 && writes.1 >= 9 && writes.2 >= 9, "{writes:?} writes");
+    assert!(writes.iter().all(|writes| *writes >= 9), "{writes:?} writes");
 }
 
 /// A Deployment with one replica gets three and is deleted, while the operator is killed at that write. Says whether it
@@ -43,21 +28,6 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     bed.webhook("hook", &receiver.url()).await;
     bed.deployment("web", 1).await;
     bed.track("web", "Deployment", "web", "replicas", "hook").await;
-    let (proxy, file) = bed.through_proxy().await;
-    let (reached, dead) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let hook = {
-        let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
-        Fault::hook(point, move |_| {
-            let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
-            async move {
-                reached.notify_one();
-                dead.notified().await;
-                Then::Cut
-            }
-        })
-    };
-    let order = proxy.inject(Match::writes(), Times::Nth(write), hook);
-    let mut operator = Operator::launch(&bed, Settings::default().kubeconfig(file)).await;
     let changes = async {
         recorded(&bed, 1).await;
         bed.scale("web", 3).await;
@@ -68,20 +38,9 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
         bed.waiting("web", "TargetNotFound").await;
         bed.event("web", "TargetNotFound").await;
     };
-    let kill = async {
-        reached.notified().await;
-        operator.kill();
-        dead.notify_one();
-        operator.restart();
-        std::future::pending::<()>().await;
-    };
-    tokio::select! {
-        () = changes => {}
-        () = kill => {}
-    }
+    let (killed, ()) = killed_at(&bed, Match::writes(), point, write, changes).await;
     assert_told(&receiver);
-    drop(operator);
-    (order.hits() > 0, end_state(&bed).await)
+    (killed, end_state(&bed).await)
 }
 
 /// All three changes were told, and at most what was under way was told again.

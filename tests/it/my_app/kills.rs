@@ -1,37 +1,22 @@
 //! The operator is killed at each of its writes, loses answers, and is told nothing: there is one Pod, as it is wanted, and it
 //! says so.
 
-use std::sync::Arc;
-
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use quartermaster::api::MyApp;
 use serde_json::{Value, json};
-use testbed::proxy::{Fault, Lost, Match, Point, Then, Times, Verb};
-use tokio::sync::Notify;
+use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
 use super::{by_hand, running, says};
-use crate::support::{Bed, Operator, Plane, Settings};
+use crate::support::{Bed, Operator, Plane, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_write_changes_nothing() {
     let bed = by_hand("kills").await;
-    let (_, undisturbed) = run(&bed.plane, Point::Before, u64::MAX).await;
-    let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer].map(async |point| {
-        let mut write = 1;
-        loop {
-            let (killed, state) = run(&bed.plane, point, write).await;
-            assert_eq!(state, undisturbed, "killed at write {write}, {point:?}");
-            if !killed {
-                break write - 1;
-            }
-            write += 1;
-        }
-    });
-    let [before, applied, answered] = points;
-    let writes = tokio::join!(before, applied, answered);
+    let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer];
+    let writes = at_each_write(&points, async |point, write| run(&bed.plane, point, write).await).await;
     // At least: a Pod, that it is there, that it goes, another one, that it is there.
-    assert!(writes.0 >= 5 && writes.1 >= 5 && writes.2 >= 5, "{writes:?} writes");
+    assert!(writes.iter().all(|writes| *writes >= 5), "{writes:?} writes");
     tokio::join!(answers_that_are_lost(&bed.plane), a_watch_that_is_silent(&bed.plane));
 }
 
@@ -39,41 +24,16 @@ async fn a_kill_at_any_write_changes_nothing() {
 /// how all of it ends.
 async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     let bed = Bed::on(plane.clone(), "kills").await;
-    let (proxy, file) = bed.through_proxy().await;
-    let (reached, dead) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let hook = {
-        let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
-        Fault::hook(point, move |_| {
-            let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
-            async move {
-                reached.notify_one();
-                dead.notified().await;
-                Then::Cut
-            }
-        })
-    };
-    // Events are best effort.
-    let order = proxy.inject(Match::writes().except_resource("events"), Times::Nth(write), hook);
-    let mut operator = Operator::launch(&bed, Settings::default().kubeconfig(file)).await;
     let changes = async {
         bed.app("web", json!({ "image": "nginx:1" })).await;
         bed.app_says("web", "PodPending").await;
         bed.patch::<MyApp>("web", json!({ "spec": { "image": "nginx:2" } })).await;
         bed.app_says("web", "PodPending").await;
     };
-    let kill = async {
-        reached.notified().await;
-        operator.kill();
-        dead.notify_one();
-        operator.restart();
-        std::future::pending::<()>().await;
-    };
-    tokio::select! {
-        () = changes => {}
-        () = kill => {}
-    }
-    drop(operator);
-    (order.hits() > 0, end_state(&bed).await)
+    // Events are best effort.
+    let writes = Match::writes().except_resource("events");
+    let (killed, ()) = killed_at(&bed, writes, point, write, changes).await;
+    (killed, end_state(&bed).await)
 }
 
 /// Without names, times and versions.

@@ -25,10 +25,13 @@ use testbed::proxy::Proxy;
 use testbed::wait::until;
 use tokio::sync::OnceCell;
 
+mod kills;
 mod look;
 mod operator;
 mod searched;
 
+#[allow(unused_imports)] // as above
+pub use kills::{at_each_write, killed_at};
 #[allow(unused_imports)] // as above
 pub use look::{CHAT, READY, bot_api, changes, condition, taken, texts};
 pub use operator::{Operator, Settings};
