@@ -52,7 +52,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         outbox: Arc::clone(&outbox),
         events: manager.events(contact_point::NAME),
         reread: timings.secret_reread,
-        written: Written::default(),
+        written: Written::new(points.trigger.clone()),
         set_up: Mutex::default(),
     });
     let tracker = Arc::new(Tracker::new(fields.trigger.clone()));
@@ -78,7 +78,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         metrics: manager.metrics.clone(),
         terms: Terms { max_age: timings.delivery_max_age, renew_event: timings.event_renewal, resync: timings.resync },
         cluster: manager.config.cluster_name.clone(),
-        written: Written::default(),
+        written: Written::new(fields.trigger.clone()),
         told: Mutex::new(HashMap::new()),
     });
 

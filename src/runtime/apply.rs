@@ -61,6 +61,19 @@ where
     Ok(written)
 }
 
+/// Has `object` have these finalizers: refused with 409 when it has changed since. Gives the object as it then is.
+///
+/// # Errors
+/// What the apiserver answers, 409 and 404 among it.
+pub async fn finalizers<K>(api: &Api<K>, manager: &str, object: &K, finalizers: &[&str]) -> kube::Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let mut written = metadata(api, manager, object, json!({ "finalizers": finalizers })).await?;
+    strip(&mut written);
+    Ok(written)
+}
+
 /// Whether a namespace that is being deleted refuses to take anything new.
 pub fn is_terminating(said: &Status) -> bool {
     said.details.iter().flat_map(|details| &details.causes).any(|cause| cause.reason == "NamespaceTerminating")

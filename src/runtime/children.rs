@@ -8,7 +8,6 @@ use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::NamespaceResourceScope;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -21,7 +20,7 @@ pub use self::trouble::Trouble;
 pub use self::whole::Child;
 use super::managed_fields;
 use super::manager::Manager;
-use super::ownership::{ADOPT_BY, Claim, OWNER, OWNER_UID, Owner, owner_of};
+use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
 use super::seen::{Known, Look, Seen};
 use super::watch_hub::{Observer, ResourceName};
 use super::watching;
@@ -36,6 +35,38 @@ pub const APPLIED: &str = "quartermaster.dev/applied";
 /// How often what is found is looked at once more, because it came or went in between.
 const TRIES: usize = 3;
 
+/// A kind of children.
+pub trait ChildKind:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + Debug
+    + Default
+    + Serialize
+    + DeserializeOwned
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<K> ChildKind for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Default
+        + Serialize
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// What is kept of a child.
+pub trait Report: Clone + PartialEq + Send + Sync + 'static {}
+
+impl<S: Clone + PartialEq + Send + Sync + 'static> Report for S {}
+
 /// One kind of children of one controller. `S` is what is kept of each for its owner's status.
 pub struct Children<K, S> {
     client: Client,
@@ -46,38 +77,7 @@ pub struct Children<K, S> {
     seen: Seen<S>,
 }
 
-/// A child as it is now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settled<S> {
-    /// What was done.
-    pub done: Done,
-    /// What its owner reports of it.
-    pub report: S,
-}
-
-/// What was done about a child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
-    /// It was as it is wanted.
-    Nothing,
-    /// It was made.
-    Created,
-    /// It was put right, or taken over.
-    Changed,
-}
-
-impl<K, S> Children<K, S>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static,
-    S: Clone + PartialEq + Send + Sync + 'static,
-{
+impl<K: ChildKind, S: Report> Children<K, S> {
     /// The children that `writer` (a field manager) makes. `report` takes out of one what its owner reports of it; `wake` is
     /// told whose child has changed. They are watched from the first [`Children::want`] on.
     pub fn new(
@@ -86,7 +86,7 @@ where
         report: fn(&K) -> S,
         wake: impl Fn(&Key) + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let places = manager.places::<K>();
+        let places = manager.scope.places::<K>(&manager.client);
         let unlisted = places.iter().map(|(shard, _)| shard.clone()).collect();
         let children = Arc::new(Self {
             client: manager.client.clone(),
@@ -129,14 +129,14 @@ where
         mut desired: K,
         lives: impl Fn(&str) -> bool + Sync,
         left: &[&[&str]],
-    ) -> Result<Settled<S>, Trouble> {
+    ) -> Result<(), Trouble> {
         self.ready().await;
         let (whole, digest) = Self::finish(owner, &mut desired)?;
         let key = Key::of(&desired);
-        let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api = self.api(&key);
         let mut there = match self.seen.look(&key, &digest) {
             Look::Going => return Err(Trouble::Going(what::<K>(&key))),
-            Look::Fine(report) => return Ok(Settled { done: Done::Nothing, report }),
+            Look::Fine => return Ok(()),
             Look::Unknown => !owner.is_fresh(),
             Look::Other => true,
         };
@@ -146,7 +146,8 @@ where
             if !there {
                 match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
-                        return Ok(Settled { done: Done::Created, report: self.wrote(&key, &created, digest) });
+                        self.wrote(&key, &created, digest);
+                        return Ok(());
                     }
                     Ok(None) => {}
                     // Of a Service that is there the apiserver says that its port on the nodes is taken: by itself.
@@ -173,17 +174,21 @@ where
             let applied = live.annotations().get(APPLIED) == Some(&digest);
             let managed = live.meta().managed_fields.as_deref().unwrap_or_default();
             if claim == Claim::Ours && applied && managed_fields::holds(managed, self.manager, &whole) {
-                return Ok(Settled { done: Done::Nothing, report: self.wrote(&key, &live, digest) });
+                self.wrote(&key, &live, digest);
+                return Ok(());
             }
             if claim != Claim::Ours || managed_fields::is_to_be_handed_over(managed, self.manager, left) {
                 let made = claim == Claim::Ours && live.annotations().contains_key(APPLIED);
                 let entries = managed_fields::handed_over(managed, self.manager, &whole, left, made);
-                let taken = take_over(owner, &live, &entries);
+                // With the marks at once: killed before the apply that follows, we would otherwise have neither them nor consent.
+                let mut taken = owner.marks(live.meta());
+                taken["managedFields"] = json!(entries);
                 Self::sent(&key, apply::metadata(&api, self.manager, &live, taken).await)?;
             }
             desired.meta_mut().uid = live.uid();
             let applied = Self::sent(&key, apply::apply(&api, self.manager, &desired).await)?;
-            return Ok(Settled { done: Done::Changed, report: self.wrote(&key, &applied, digest) });
+            self.wrote(&key, &applied, digest);
+            return Ok(());
         }
         Err(Trouble::Going(what::<K>(&key)))
     }
@@ -200,7 +205,7 @@ where
         lives: impl Fn(&str) -> bool + Sync,
         path: &[&str],
     ) -> Result<bool, Trouble> {
-        let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api = self.api(key);
         let live = Self::sent(key, api.get_opt(&key.name).await)?;
         let Some(live) = live.filter(|live| owner.claim(live.meta(), &lives) == Claim::Ours) else { return Ok(false) };
         let managed = live.meta().managed_fields.as_deref().unwrap_or_default();
@@ -225,7 +230,7 @@ where
         if self.seen.is_absent(key, unmarked) || matches!(self.seen.look(key, ""), Look::Going) {
             return Ok(false);
         }
-        let api: Api<K> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api = self.api(key);
         let live = Self::sent(key, api.get_opt(&key.name).await)?;
         let ours = live.filter(|live| matches!(owner.claim(live.meta(), &lives), Claim::Ours | Claim::Restored));
         let Some(live) = ours else {
@@ -239,6 +244,10 @@ where
     /// The owner is gone: what is kept beside the watch may go.
     pub fn forget(&self, key: &Key) {
         self.seen.forget(key);
+    }
+
+    fn api(&self, key: &Key) -> Api<K> {
+        Api::namespaced(self.client.clone(), &key.namespace)
     }
 
     /// Marks `desired`; gives it as it is sent, and its digest.
@@ -258,11 +267,8 @@ where
     }
 
     /// We wrote it so, or found it so: what is known of it is at least as new.
-    fn wrote(&self, key: &Key, object: &K, digest: String) -> S {
-        let known = self.known(object);
-        let report = known.report.clone();
-        self.seen.wrote(key, known, digest);
-        report
+    fn wrote(&self, key: &Key, object: &K, digest: String) {
+        self.seen.wrote(key, self.known(object), digest);
     }
 
     fn known(&self, object: &K) -> Known<S> {
@@ -300,18 +306,7 @@ where
     }
 }
 
-impl<K, S> Observer<K> for Children<K, S>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static,
-    S: Clone + PartialEq + Send + Sync + 'static,
-{
+impl<K: ChildKind, S: Report> Observer<K> for Children<K, S> {
     fn listing(&self, _: &ResourceName, shard: Option<&str>) {
         self.seen.listing(shard);
     }
@@ -335,20 +330,6 @@ where
             self.seen.settled(shard);
         }
     }
-}
-
-/// Metadata of an object that is taken over: the former writers' entries are ours, and so is the controller; the consent
-/// is used up.
-fn take_over(owner: &Owner, live: &impl ResourceExt, managed: &[ManagedFieldsEntry]) -> Value {
-    let mut marked = live.meta().clone();
-    owner.mark(&mut marked);
-    json!({
-        "managedFields": managed,
-        // At once: killed before the apply that follows, we would otherwise have neither mark nor consent.
-        "labels": { OWNER_UID: owner.uid() },
-        "annotations": { OWNER: owner.path(), ADOPT_BY: null },
-        "ownerReferences": marked.owner_references,
-    })
 }
 
 /// `deployments.apps`, as kubectl takes it.

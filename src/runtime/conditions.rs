@@ -43,6 +43,12 @@ pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
+/// The condition of that type, if it has another reason or other words than `before`.
+pub fn news<'a>(before: &[Condition], now: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    let (then, now) = (get(before, type_), get(now, type_)?);
+    then.is_none_or(|then| then.reason != now.reason || then.message != now.message).then_some(now)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {

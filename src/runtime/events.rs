@@ -71,6 +71,11 @@ impl Events {
         self.publish("Warning", regarding, action, reason, note);
     }
 
+    /// How something stands now.
+    pub fn standing(&self, well: bool, regarding: ObjectReference, action: &str, reason: &str, note: String) {
+        self.publish(if well { "Normal" } else { "Warning" }, regarding, action, reason, note);
+    }
+
     fn publish(&self, type_: &str, regarding: ObjectReference, action: &str, reason: &str, mut note: String) {
         note.truncate(note.floor_char_boundary(MAX_NOTE));
         // What the API server adds to it must leave a DNS subdomain.

@@ -17,12 +17,17 @@ pub fn holds(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value) -> 
     managed.iter().any(|entry| is_of(entry, manager) && covers(fields(entry), &desired, operation(entry) == UPDATE))
 }
 
-/// Whether the object was made or changed otherwise than by server-side apply: the fields of that writer are then never
-/// removed by an apply, and are to be [handed over](handed_over) first. So is a field that is to be `left` to others and is
-/// among what `manager` applied.
+/// Whether anything is to be [handed over](handed_over) first: nothing was applied yet, and the fields of a writer that did not
+/// apply are never removed by an apply; a field is to be `left` to others and is among what `manager` applied; or one that
+/// was left is not to be any more.
 pub fn is_to_be_handed_over(managed: &[ManagedFieldsEntry], manager: &str, left: &[&[&str]]) -> bool {
-    let applied = managed.iter().find(|entry| is_of(entry, manager) && operation(entry) == APPLY);
-    applied.is_none_or(|entry| left.iter().any(|path| find(fields(entry), path).is_some()))
+    let ours = |wanted| managed.iter().find(|entry| is_of(entry, manager) && operation(entry) == wanted).map(fields);
+    let Some(applied) = ours(APPLY) else { return true };
+    let mut updated = ours(UPDATE).cloned().unwrap_or_default();
+    for path in left {
+        take(&mut updated, path);
+    }
+    left.iter().any(|path| find(applied, path).is_some()) || updated.as_object().is_some_and(|rest| !rest.is_empty())
 }
 
 /// The entries after a hand-over: what any writer said who updated a field that is in `desired` is then what `manager`
@@ -332,7 +337,8 @@ mod tests {
         assert_eq!((operation(&after[0]), find(fields(&after[0]), replicas)), (APPLY, None));
         assert_eq!((operation(&after[1]), fields(&after[1])), (UPDATE, &json!({ "f:spec": { "f:replicas": {} } })));
         assert!(!is_to_be_handed_over(&after, US, &[replicas]));
-        // And back.
+        // And back: an apply that does not name what is ours by an update as well would not take it away.
+        assert!(is_to_be_handed_over(&after, US, &[]));
         let back = handed_over(&after, US, &desired(), &[], true);
         assert_eq!((back.len(), find(fields(&back[0]), replicas)), (1, Some(&json!({}))));
     }

@@ -18,7 +18,7 @@ use tokio::sync::{SetOnce, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::backoff::Policy;
 use super::cache::{Cache, Touched};
@@ -30,7 +30,7 @@ use super::metrics::Metrics;
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
 use super::tasks::Tasks;
 use super::watch_hub::{self, Observer, ResourceName};
-use super::{Scope, client, crds};
+use super::{Scope, client, crds, drain};
 use crate::api::kind::Kind;
 use crate::cli::{Config, Timings};
 
@@ -251,20 +251,6 @@ impl Manager {
         }
     }
 
-    /// Where objects of a kind that lives in namespaces are looked for.
-    pub fn places<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(
-        &self,
-    ) -> Vec<(Option<String>, Api<K>)> {
-        let places = self.scope.shards().into_iter().map(|shard| {
-            let api = match &shard {
-                Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-                None => Api::all(self.client.clone()),
-            };
-            (shard, api)
-        });
-        places.collect()
-    }
-
     /// Runs `task` for as long as the process, also while this replica stands by. That it ends is a fault.
     pub fn spawn(&mut self, name: impl Into<String>, task: impl Future<Output = ()> + Send + 'static) {
         self.running.spawn(self.tasks.guard(name, task));
@@ -299,7 +285,7 @@ impl Manager {
         self.spawn(format!("the watch of the CRD of {}s", kind.controller), follow);
         let feed = Feed {
             name: kind.controller,
-            apis: self.places().into_iter().map(|(_, api)| api).collect(),
+            apis: self.scope.places(&self.client).into_iter().map(|(_, api)| api).collect(),
             watches: self.watches.clone(),
             metrics: self.metrics.clone(),
             health: self.health.clone(),
@@ -324,7 +310,7 @@ impl Manager {
     async fn lead(self, kubernetes: kube::Config, stop: CancellationToken) -> anyhow::Result<()> {
         let Self { config, fence, metrics, health, draining, identity, passes, landings, under_way, running, .. } =
             self;
-        let work = work(passes, stop.clone(), rest(draining, landings, under_way, config.timings.drain));
+        let work = drain::work(passes, stop.clone(), drain::rest(draining, landings, under_way, config.timings.drain));
         if !config.leader_elect {
             work.await;
             return Ok(());
@@ -348,44 +334,11 @@ fn longest_step(timings: &Timings) -> Duration {
     timings.reconcile_timeout * 2
 }
 
-/// Runs the passes until `stop`, and on until `rest` has come.
-async fn work(passes: Vec<BoxFuture<'static, ()>>, stop: CancellationToken, rest: impl Future<Output = ()>) {
-    // Tasks of their own: whoever renews the lease polls this, and must not wait for a pass.
-    let mut running = JoinSet::new();
-    for passes in passes {
-        running.spawn(passes);
-    }
-    stop.cancelled().await;
-    info!("draining");
-    rest.await;
-}
-
-/// Gives what is under way a moment to come to rest: first what is in the air, while passes still write down what a
-/// receiver took; then the passes themselves, of which no other begins.
-async fn rest(
-    draining: CancellationToken,
-    landings: Vec<BoxFuture<'static, ()>>,
-    under_way: TaskTracker,
-    drain: Duration,
-) {
-    draining.cancel();
-    let rest = async {
-        join_all(landings).await;
-        under_way.close();
-        under_way.wait().await;
-    };
-    let _ = tokio::time::timeout(drain, rest).await;
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use tokio::time::Instant;
-
     use super::*;
-
-    const DRAIN: Duration = Duration::from_millis(500);
 
     #[test]
     fn a_phase_says_why_its_kind_is_not_served() {
@@ -400,30 +353,5 @@ mod tests {
         assert_eq!(phase.absent("a").as_deref(), Some("no"));
         say.send_replace(State::Synced);
         assert_eq!(phase.absent("a"), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_pass_that_runs_is_waited_for_when_nothing_is_in_the_air() {
-        let (draining, under_way) = (CancellationToken::new(), TaskTracker::new());
-        let pass = under_way.token();
-        let resting = tokio::spawn(rest(draining.clone(), Vec::new(), under_way.clone(), DRAIN));
-        draining.cancelled().await;
-        tokio::time::sleep(DRAIN / 2).await;
-        assert!(!resting.is_finished() && under_way.is_closed());
-        let ended = Instant::now();
-        drop(pass);
-        resting.await.unwrap();
-        assert_eq!(ended.elapsed(), Duration::ZERO);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn nobody_is_waited_for_longer_than_a_moment() {
-        let began = Instant::now();
-        let under_way = TaskTracker::new();
-        let _pass = under_way.token();
-        rest(CancellationToken::new(), Vec::new(), under_way, DRAIN).await;
-        let hangs = vec![std::future::pending().boxed()];
-        rest(CancellationToken::new(), hangs, TaskTracker::new(), DRAIN).await;
-        assert_eq!(began.elapsed(), DRAIN * 2);
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use kube::ResourceExt;
+use kube::core::NamespaceResourceScope;
+use kube::{Api, Client, Resource, ResourceExt};
 use sha2::{Digest, Sha256};
 
 pub mod apply;
@@ -14,6 +15,7 @@ pub mod children;
 pub mod client;
 pub mod conditions;
 pub mod crds;
+pub mod drain;
 pub mod events;
 pub mod feed;
 pub mod health;
@@ -26,6 +28,7 @@ pub mod reconciler;
 pub mod seen;
 pub mod tasks;
 pub mod telemetry;
+pub mod told;
 pub mod watch_hub;
 pub mod watching;
 pub mod written;
@@ -98,6 +101,21 @@ impl Scope {
             Self::Cluster => vec![None],
             Self::Namespaces(names) => names.iter().cloned().map(Some).collect(),
         }
+    }
+
+    /// Those places, as a kind that lives in namespaces is asked for there.
+    pub fn places<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(
+        &self,
+        client: &Client,
+    ) -> Vec<(Option<String>, Api<K>)> {
+        let places = self.shards().into_iter().map(|shard| {
+            let api = match &shard {
+                Some(namespace) => Api::namespaced(client.clone(), namespace),
+                None => Api::all(client.clone()),
+            };
+            (shard, api)
+        });
+        places.collect()
     }
 }
 

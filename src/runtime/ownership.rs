@@ -5,7 +5,9 @@
 //! and never deleted.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::runtime::reflector::Store;
 use kube::{Resource, ResourceExt};
+use serde_json::{Value, json};
 
 use super::Key;
 
@@ -44,6 +46,8 @@ pub enum Foreign {
     Unmarked,
     /// That of another resource of our kind, `NAMESPACE/NAME` as the object itself says: it can be handed over.
     Sibling(String),
+    /// It is to be handed over to another resource of our kind, `NAMESPACE/NAME`, and was not taken over yet.
+    Promised(String),
     /// It has a controller, `KIND NAME`. An object has one only, and what that one made nobody can hand over.
     Controlled(String),
 }
@@ -102,6 +106,17 @@ impl Owner {
         }
     }
 
+    /// What puts our marks on an object of this metadata, as a merge patch of it, and takes away what [`Owner::mark`] does.
+    pub fn marks(&self, metadata: &ObjectMeta) -> Value {
+        let mut marked = metadata.clone();
+        self.mark(&mut marked);
+        json!({
+            "labels": { OWNER_UID: self.uid() },
+            "annotations": { OWNER: self.path(), ADOPT_BY: null },
+            "ownerReferences": marked.owner_references,
+        })
+    }
+
     /// Takes our marks away from an object that is to stay.
     pub fn unmark(&self, metadata: &mut ObjectMeta) {
         if let Some(labels) = &mut metadata.labels {
@@ -157,6 +172,9 @@ impl Owner {
         if names_us(ADOPT_BY) {
             return Claim::HandedOver;
         }
+        if let Some(other) = annotation(ADOPT_BY) {
+            return Claim::Foreign(Foreign::Promised(other.clone()));
+        }
         match (label, annotation(OWNER)) {
             (Some(_), Some(owner)) => Claim::Foreign(Foreign::Sibling(owner.clone())),
             _ => Claim::Foreign(Foreign::Unmarked),
@@ -174,6 +192,10 @@ impl Owner {
                 "{resource} {namespace}/{name} belongs to {} {owner} and is left alone; to hand it over: {command}",
                 self.reference.kind
             ),
+            Foreign::Promised(other) => format!(
+                "{resource} {namespace}/{name} is to be handed over to {other} and is left alone; to hand it over to this one: \
+                 {command} --overwrite"
+            ),
             Foreign::Controlled(controller) => format!(
                 "{resource} {namespace}/{name} is controlled by {controller} and is left alone: choose another name, or delete it"
             ),
@@ -186,6 +208,11 @@ impl Owner {
             && owner.name == self.reference.name
             && group(&owner.api_version) == group(&self.reference.api_version)
     }
+}
+
+/// Whether one of these resources has that UID.
+pub fn lives<K: Resource<DynamicType = ()> + Clone>(resources: &Store<K>, uid: &str) -> bool {
+    resources.find(|resource| resource.meta().uid.as_deref() == Some(uid)).is_some()
 }
 
 /// Whose child an object says it is.
@@ -203,7 +230,6 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use rstest::rstest;
-    use serde_json::{Value, json};
 
     use super::*;
     use crate::api::ContactPoint;
@@ -248,7 +274,7 @@ mod tests {
     #[case::a_siblings(json!({ "namespace": "far", "labels": { OWNER_UID: "sibling" }, "annotations": { OWNER: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
     #[case::a_former_siblings(json!({ "namespace": "far", "labels": { OWNER_UID: "gone" }, "annotations": { OWNER: "shop/db" } }), Claim::Foreign(Foreign::Sibling("shop/db".into())))]
     #[case::handed_over(json!({ "namespace": "far", "annotations": { ADOPT_BY: "shop/web" } }), Claim::HandedOver)]
-    #[case::handed_to_another(json!({ "namespace": "far", "annotations": { ADOPT_BY: "shop/db" } }), Claim::Foreign(Foreign::Unmarked))]
+    #[case::handed_to_another(json!({ "namespace": "far", "annotations": { ADOPT_BY: "shop/db" } }), Claim::Foreign(Foreign::Promised("shop/db".into())))]
     #[case::a_controller_cannot_be_overruled(json!({ "namespace": "shop", "annotations": { ADOPT_BY: "shop/web" }, "ownerReferences": reference("apps/v1", "x", "1") }), controlled("x"))]
     fn whose_it_is(#[case] object: Value, #[case] claim: Claim) {
         assert_eq!(owner().claim(&metadata(object), lives), claim);
@@ -291,6 +317,8 @@ mod tests {
             words.ends_with("kubectl annotate configmaps settings -n far quartermaster.dev/adopt-by=shop/web"),
             "{words}"
         );
+        let words = owner().conflict(&Foreign::Promised("shop/db".into()), "configmaps", "far", "settings");
+        assert!(words.contains("to shop/db ") && words.ends_with("adopt-by=shop/web --overwrite"), "{words}");
         let words = owner().conflict(&Foreign::Controlled("X y".into()), "configmaps", "far", "settings");
         assert!(words.contains("X y") && !words.contains("annotate"), "{words}");
     }

@@ -124,7 +124,8 @@ impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
         }
     }
 
-    fn open(&self) -> mpsc::UnboundedReceiver<ReconcileRequest<K>> {
+    /// What is woken from now on.
+    pub(super) fn open(&self) -> mpsc::UnboundedReceiver<ReconcileRequest<K>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
         receiver

@@ -53,13 +53,14 @@ struct Fine {
 }
 
 /// What is known of a child without asking.
-pub enum Look<S> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
     /// There is none that has our mark.
     Unknown,
     /// It is being deleted.
     Going,
     /// It is as wanted.
-    Fine(S),
+    Fine,
     /// It is there.
     Other,
 }
@@ -84,13 +85,11 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 
     /// What is known of a child that is wanted as `digest` says.
-    pub fn look(&self, key: &Key, digest: &str) -> Look<S> {
+    pub fn look(&self, key: &Key, digest: &str) -> Look {
         match self.state().known.get(key) {
             None => Look::Unknown,
             Some((known, _)) if known.going => Look::Going,
-            Some((known, Some(fine))) if fine.digest == digest && fine.at.elapsed() < self.trust => {
-                Look::Fine(known.report.clone())
-            }
+            Some((known, Some(fine))) if fine.digest == digest && fine.at.elapsed() < self.trust => Look::Fine,
             Some(_) => Look::Other,
         }
     }
@@ -258,15 +257,15 @@ mod tests {
         for version in [4, 5, 6] {
             assert_eq!(seen.shown(web.clone(), child(version, 0, 1)), None);
         }
-        assert!(matches!(seen.look(&web, "d"), Look::Fine(1)));
-        assert!(matches!(seen.look(&web, "other"), Look::Other));
+        assert_eq!((seen.look(&web, "d"), seen.report(&web)), (Look::Fine, Some(1)));
+        assert_eq!(seen.look(&web, "other"), Look::Other);
         assert_eq!(seen.shown(web.clone(), child(7, 0, 2)), Some(key("owner")), "what is reported has changed");
-        assert!(matches!(seen.look(&web, "d"), Look::Fine(2)));
+        assert_eq!((seen.look(&web, "d"), seen.report(&web)), (Look::Fine, Some(2)));
         assert_eq!(seen.shown(web.clone(), child(8, 1, 2)), Some(key("owner")));
-        assert!(matches!(seen.look(&web, "d"), Look::Other));
+        assert_eq!(seen.look(&web, "d"), Look::Other);
         assert_eq!(seen.gone(&web, "2"), None, "another one of its name");
         assert_eq!(seen.gone(&web, "1"), Some(key("owner")));
-        assert!(matches!(seen.look(&web, "d"), Look::Unknown));
+        assert_eq!(seen.look(&web, "d"), Look::Unknown);
     }
 
     #[tokio::test(start_paused = true)]
@@ -274,9 +273,9 @@ mod tests {
         let seen = Seen::new([None].into(), TRUST);
         seen.wrote(&key("web"), child(5, 0, 1), "d".into());
         tokio::time::advance(TRUST / 2).await;
-        assert!(matches!(seen.look(&key("web"), "d"), Look::Fine(1)));
+        assert_eq!((seen.look(&key("web"), "d"), seen.report(&key("web"))), (Look::Fine, Some(1)));
         tokio::time::advance(TRUST).await;
-        assert!(matches!(seen.look(&key("web"), "d"), Look::Other));
+        assert_eq!(seen.look(&key("web"), "d"), Look::Other);
     }
 
     /// The watch may be faster than the answer: such a child would be there for ever.
@@ -291,9 +290,9 @@ mod tests {
             drop(seen.asking(&web));
             assert_eq!(seen.gone(&web, "1"), Some(key("owner")));
             seen.wrote(&web, child(6, 0, 1), "d".into());
-            assert!(matches!(seen.look(&web, "d"), Look::Unknown));
+            assert_eq!(seen.look(&web, "d"), Look::Unknown);
             seen.wrote(&web, Known { uid: "2".into(), ..child(7, 0, 1) }, "d".into());
-            assert!(matches!(seen.look(&web, "d"), Look::Fine(1)), "another one of its name");
+            assert_eq!((seen.look(&web, "d"), seen.report(&web)), (Look::Fine, Some(1)), "another one of its name");
         }
         assert!(seen.state().asking.is_empty());
     }
@@ -305,7 +304,7 @@ mod tests {
         seen.wrote(&web, Known { uid: "2".into(), ..child(9, 0, 1) }, "d".into());
         assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(8, 0, 1) }), None);
         assert_eq!(seen.gone(&web, "1"), None);
-        assert!(matches!(seen.look(&web, "d"), Look::Fine(1)));
+        assert_eq!((seen.look(&web, "d"), seen.report(&web)), (Look::Fine, Some(1)));
     }
 
     #[test]
@@ -314,9 +313,9 @@ mod tests {
         let web = key("web");
         seen.wrote(&web, child(5, 0, 1), "d".into());
         assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(6, 0, 1) }), Some(key("owner")));
-        assert!(matches!(seen.look(&web, "d"), Look::Going));
+        assert_eq!(seen.look(&web, "d"), Look::Going);
         assert_eq!(seen.shown(web.clone(), Known { uid: "2".into(), ..child(7, 0, 1) }), Some(key("owner")));
-        assert!(matches!(seen.look(&web, "d"), Look::Other));
+        assert_eq!(seen.look(&web, "d"), Look::Other);
     }
 
     #[test]
@@ -346,7 +345,7 @@ mod tests {
         seen.listing(Some("shop"));
         seen.shown(key("db"), child(5, 0, 1));
         assert_eq!(seen.listed(Some("shop")), [key("owner")]);
-        assert!(matches!(seen.look(&key("web"), "d"), Look::Unknown));
-        assert!(matches!(seen.look(&key("db"), "d"), Look::Other));
+        assert_eq!(seen.look(&key("web"), "d"), Look::Unknown);
+        assert_eq!(seen.look(&key("db"), "d"), Look::Other);
     }
 }

@@ -1,27 +1,65 @@
 //! What we wrote last, while the cache does not show it yet.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kube::{Resource, ResourceExt};
+use kube::core::object::HasStatus;
+use kube::{Api, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use super::{Key, is_newer};
+use super::reconciler::Trigger;
+use super::{Key, apply, is_newer};
 
 /// The last state of each object that our own write brought about, until the cache has caught up: a pass that decided
 /// on an older one would repeat itself.
-pub struct Written<K> {
+pub struct Written<K: Resource> {
+    trigger: Trigger<K>,
     objects: Mutex<HashMap<Key, Arc<K>>>,
     /// What the cache showed of objects whose write is under way.
     under_way: Mutex<HashMap<Key, Option<Arc<K>>>>,
 }
 
-impl<K> Default for Written<K> {
-    fn default() -> Self {
-        Self { objects: Mutex::default(), under_way: Mutex::default() }
+impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
+    /// `trigger` wakes the pass over an object that somebody else changed while we wrote it.
+    pub fn new(trigger: Trigger<K>) -> Self {
+        Self { trigger, objects: Mutex::default(), under_way: Mutex::default() }
     }
-}
 
-impl<K: Resource> Written<K> {
+    /// Writes `status`, computed from `object`, unless that is what it has; gives the object as it then is, if it was written.
+    /// One that is gone has none.
+    ///
+    /// # Errors
+    /// What the apiserver answers, 409 among it: the object has changed since.
+    pub async fn status(
+        &self,
+        api: &Api<K>,
+        manager: &str,
+        object: &K,
+        status: &K::Status,
+    ) -> kube::Result<Option<Arc<K>>>
+    where
+        K: HasStatus<Status: Serialize + PartialEq> + Clone + Debug + DeserializeOwned,
+    {
+        if object.status() == Some(status) {
+            return Ok(None);
+        }
+        match self.object(&Key::of(object), apply::status(api, manager, object, status)).await {
+            Err(kube::Error::Api(said)) if said.code == 404 => Ok(None),
+            written => written.map(Some),
+        }
+    }
+
+    /// Has `write` write the object of this key; gives it as it then is.
+    ///
+    /// # Errors
+    /// Those of `write`.
+    pub async fn object(&self, key: &Key, write: impl Future<Output = kube::Result<K>>) -> kube::Result<Arc<K>> {
+        let _writing = self.writing(key);
+        Ok(self.wrote(key, write.await?))
+    }
+
     fn objects(&self) -> MutexGuard<'_, HashMap<Key, Arc<K>>> {
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -31,10 +69,10 @@ impl<K: Resource> Written<K> {
     }
 
     /// An object is about to be written, until this value goes. The cache may show what comes of it before the answer is
-    /// there: until then nothing of the object is news, and `wake` is called in the end if something was.
-    pub fn writing<'a>(&'a self, key: &Key, wake: impl FnOnce() + Send + 'a) -> Writing<'a, K> {
+    /// there: until then nothing of the object is news, and its pass is woken in the end if something was.
+    fn writing<'a>(&'a self, key: &'a Key) -> Writing<'a, K> {
         self.under_way().insert(key.clone(), None);
-        Writing { written: self, key: key.clone(), wake: Some(Box::new(wake)) }
+        Writing { written: self, key }
     }
 
     /// The newer of what is cached and what we wrote.
@@ -80,20 +118,17 @@ impl<K: Resource> Written<K> {
     }
 }
 
-/// A write that is under way: [`Written::writing`].
-pub struct Writing<'a, K: Resource> {
+/// A write that is under way.
+struct Writing<'a, K: Resource<DynamicType = ()> + 'static> {
     written: &'a Written<K>,
-    key: Key,
-    wake: Option<Box<dyn FnOnce() + Send + 'a>>,
+    key: &'a Key,
 }
 
-impl<K: Resource> Drop for Writing<'_, K> {
+impl<K: Resource<DynamicType = ()> + 'static> Drop for Writing<'_, K> {
     fn drop(&mut self) {
-        let shown = self.written.under_way().remove(&self.key).flatten();
-        if let (Some(shown), Some(wake)) = (shown, self.wake.take())
-            && !self.written.knows(&self.key, &shown)
-        {
-            wake();
+        let shown = self.written.under_way().remove(self.key).flatten();
+        if shown.is_some_and(|shown| !self.written.knows(self.key, &shown)) {
+            self.written.trigger.wake(self.key);
         }
     }
 }
@@ -119,7 +154,7 @@ mod tests {
 
     #[test]
     fn our_own_write_is_known_again_and_kept_once() {
-        let (written, key) = (Written::default(), Key::new("a", "x"));
+        let (written, key) = (Written::new(Trigger::default()), Key::new("a", "x"));
         let ours = Arc::downgrade(&written.wrote(&key, object("1", "7")));
         assert!(written.knows(&key, &Arc::new(object("1", "6"))), "an older state is no news");
         assert!(ours.upgrade().is_some(), "the cache has not caught up");
@@ -134,26 +169,27 @@ mod tests {
     /// The watch may be faster than the answer.
     #[test]
     fn what_is_shown_while_it_is_written_is_judged_once_that_is_done() {
-        let (written, key) = (Written::default(), Key::new("a", "x"));
+        let trigger = Trigger::default();
+        let mut woken = trigger.open();
+        let (written, key) = (Written::new(trigger), Key::new("a", "x"));
         for (ours, shown, news) in [("7", "7", false), ("8", "7", false), ("8", "9", true)] {
-            let mut woken = false;
-            let writing = written.writing(&key, || woken = true);
+            let writing = written.writing(&key);
             assert!(written.knows(&key, &Arc::new(object("1", shown))));
             written.wrote(&key, object("1", ours));
             drop(writing);
-            assert_eq!(woken, news, "{ours} written, {shown} shown");
+            assert_eq!(woken.try_recv().is_ok(), news, "{ours} written, {shown} shown");
         }
-        let (other, mut woken) = (Key::new("a", "y"), false);
-        let writing = written.writing(&other, || woken = true);
+        let other = Key::new("a", "y");
+        let writing = written.writing(&other);
         assert!(written.knows(&other, &Arc::new(object("1", "3"))));
         drop(writing);
-        assert!(woken, "the write failed, and something came");
+        assert!(woken.try_recv().is_ok(), "the write failed, and something came");
         assert!(!written.knows(&other, &Arc::new(object("1", "4"))), "nothing is under way any more");
     }
 
     #[test]
     fn the_newest_is_decided_on() {
-        let (written, key) = (Written::default(), Key::new("a", "x"));
+        let (written, key) = (Written::new(Trigger::default()), Key::new("a", "x"));
         written.wrote(&key, object("1", "7"));
         let version = |cached| written.newest(&key, Arc::new(cached)).metadata.resource_version.clone().unwrap();
         assert_eq!(version(object("1", "6")), "7");

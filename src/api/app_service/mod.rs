@@ -14,7 +14,7 @@ mod status;
 
 pub use as_written::AsWritten;
 pub use parts::{Autoscaling, Ingress, IngressTls, LocalName, Resources};
-pub use port::{NAMED, NAMES_DIFFER, NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TargetPort};
+pub use port::{NAMED, NAMES_DIFFER, NODE_PORTS_DIFFER, ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP, TargetPort};
 pub use status::{AppCondition, AppServiceStatus, ServedPort};
 
 /// The API group.
@@ -138,7 +138,7 @@ pub struct AppServiceSpec {
     /// Has a `HorizontalPodAutoscaler` say how many Pods run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaling: Option<Autoscaling>,
-    /// Leads HTTP from outside of the cluster to the first port.
+    /// Leads HTTP from outside of the cluster to the first TCP port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<Ingress>,
     /// While true nothing is changed.
@@ -155,7 +155,7 @@ pub const NAME: &str =
 pub const NO_NODE_PORT: &str =
     "serviceType: ClusterIP has no ports on the nodes: remove nodePort, or write serviceType: NodePort";
 /// What to write where an Ingress has no Service to lead to.
-pub const INGRESS_NEEDS_A_PORT: &str = "ingress leads to the first port: add ports, such as ports: [{port: 80}]";
+pub const INGRESS_NEEDS_A_PORT: &str = "ingress leads to the first TCP port: add one, such as ports: [{port: 80}]";
 
 /// At the root, so it binds on create only (RFC 1035).
 fn name_of_a_service() -> Rule {
@@ -176,7 +176,7 @@ fn cluster_ip_takes_no_node_port() -> Rule {
 fn ingress_needs_a_port() -> Rule {
     rule_over(
         &["ingress", "ports"],
-        "!has(self.ingress) || (has(self.ports) && self.ports.size() > 0)",
+        "!has(self.ingress) || (has(self.ports) && self.ports.exists(port, !has(port.protocol) || port.protocol in ['', 'TCP']))",
         INGRESS_NEEDS_A_PORT,
     )
 }

@@ -78,10 +78,13 @@ impl JsonSchema for TargetPort {
     }
 }
 
+/// The protocol of a port that names none.
+pub const TCP: &str = "TCP";
+
 impl Port {
     /// Its protocol.
     pub fn protocol(&self) -> &str {
-        if self.protocol.is_empty() { "TCP" } else { &self.protocol }
+        if self.protocol.is_empty() { TCP } else { &self.protocol }
     }
 
     /// Its target, where one is given.

@@ -19,6 +19,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::validate::App;
+use crate::api::app_service::TCP;
 
 /// Label that the Pods are selected by, as the original program has it.
 pub const APP: &str = "app";
@@ -115,7 +116,7 @@ fn container_ports(ports: &[ServicePort]) -> Vec<ContainerPort> {
                     ..ContainerPort::default()
                 });
             }
-            Some(IntOrString::Int(number)) if !all.iter().any(|there| is_at(there, *number, Some("TCP"))) => {
+            Some(IntOrString::Int(number)) if !all.iter().any(|there| is_at(there, *number, Some(TCP))) => {
                 all.push(ContainerPort { container_port: *number, ..ContainerPort::default() });
             }
             Some(IntOrString::Int(_)) | None => {}
@@ -134,7 +135,7 @@ pub fn as_the_original_has_them(ports: &[ServicePort]) -> Vec<ContainerPort> {
 }
 
 fn is_at(port: &ContainerPort, number: i32, protocol: Option<&str>) -> bool {
-    port.container_port == number && port.protocol.as_deref().or(Some("TCP")) == protocol
+    port.container_port == number && port.protocol.as_deref().or(Some(TCP)) == protocol
 }
 
 /// The Service; none without ports.
@@ -190,9 +191,10 @@ pub fn within_bounds(autoscaler: &HorizontalPodAutoscaler, size: i32) -> i32 {
     size.max(least).min(bounds.map_or(size, |spec| spec.max_replicas))
 }
 
-/// What leads HTTP to the first port.
+/// What leads HTTP to the first TCP port.
 pub fn ingress(app: &App) -> Option<Ingress> {
-    let (ingress, port) = (app.spec.ingress.as_ref()?, app.ports.first()?);
+    let ingress = app.spec.ingress.as_ref()?;
+    let port = app.ports.iter().find(|port| port.protocol.as_deref() == Some(TCP))?;
     let backend = IngressServiceBackend {
         name: app.name.into(),
         port: Some(ServiceBackendPort { number: Some(port.port), ..ServiceBackendPort::default() }),

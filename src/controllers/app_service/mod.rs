@@ -26,6 +26,7 @@ use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use crate::runtime::told::Told;
 use crate::runtime::written::Written;
 use crate::runtime::{Key, apply};
 
@@ -40,7 +41,7 @@ pub const NAME: &str = "appservice";
 /// The kind.
 pub const KIND: Kind = Kind::of::<AppService>(
     NAME,
-    &["bc9a2d321273a2a5"],
+    &["46d5a4c9952cca8b"],
     &[
         // Patched: the original program's annotation is taken away.
         Right { group: GROUP, resources: &["appservices"], verbs: &["list", "patch", "watch"] },
@@ -102,6 +103,7 @@ pub struct AppServices {
     ingresses: Arc<Children<Ingress, ()>>,
     events: Events,
     written: Written<AppService>,
+    told: Told,
 }
 
 /// Hands the controller in.
@@ -123,7 +125,8 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         autoscalers: Children::new(manager, MANAGER, |_| (), wake()),
         ingresses: Children::new(manager, MANAGER, |_| (), wake()),
         events: manager.events(NAME),
-        written: Written::default(),
+        written: Written::new(apps.trigger.clone()),
+        told: Told::default(),
     });
     let (told, trigger) = (Arc::clone(&controller), apps.trigger.clone());
     manager.control(apps, controller, Vec::new(), move |touched, all_seen| match touched {
@@ -158,8 +161,9 @@ impl AppServices {
         if !app.annotations().contains_key(OLD_SPEC) {
             return Ok(app);
         }
-        let written = apply::annotate(&self.api(key), MANAGER, app.as_ref(), OLD_SPEC, None).await;
-        Ok(self.written.wrote(key, written.map_err(Error::RemoveOldSpec)?))
+        let api = self.api(key);
+        let without = apply::annotate(&api, MANAGER, app.as_ref(), OLD_SPEC, None);
+        self.written.object(key, without).await.map_err(Error::RemoveOldSpec)
     }
 
     /// What the Pods say of why they do not run.
@@ -172,40 +176,49 @@ impl AppServices {
     }
 
     async fn write(&self, key: &Key, app: &AppService, status: AppServiceStatus, said: bool) -> Result<(), Error> {
-        let before = app.status.as_ref();
-        if before == Some(&status) {
-            return Ok(());
-        }
-        match apply::status(&self.api(key), MANAGER, app, &status).await {
-            Ok(written) => self.written.wrote(key, written),
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+        match self.written.status(&self.api(key), MANAGER, app, &status).await {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => {
+                self.tell(key, app, app.status.as_ref(), &status, said);
+                Ok(())
+            }
             // An object whose scale is below zero has no status: Kubernetes lets nothing be written of it but its scale.
             Err(kube::Error::Api(refusal)) if refusal.code == 422 && app.spec.size < 0 => {
-                self.tell(app, None, &status, said);
-                return Err(Error::Rejected(refusal.message));
+                self.tell(key, app, None, &status, said);
+                Err(Error::Rejected(refusal.message))
             }
-            Err(error) => return Err(Error::WriteStatus(error)),
-        };
-        self.tell(app, before, &status, said);
-        Ok(())
+            Err(error) => Err(Error::WriteStatus(error)),
+        }
     }
 
     /// An Event for each change of the reason, and for each change of the words where they are `said` by us or the apiserver:
-    /// those of Pods and Deployments name what comes and goes. A rollout is told by its end.
-    fn tell(&self, app: &AppService, before: Option<&AppServiceStatus>, status: &AppServiceStatus, said: bool) {
+    /// those of Pods and Deployments name what comes and goes, and are told once until all is well. A rollout is told by its
+    /// end.
+    fn tell(
+        &self,
+        key: &Key,
+        app: &AppService,
+        before: Option<&AppServiceStatus>,
+        status: &AppServiceStatus,
+        said: bool,
+    ) {
         let Some(now) = status.condition(READY) else { return };
-        let then = before.and_then(|before| before.condition(READY));
-        let same = then.is_some_and(|then| then.reason == now.reason && (!said || then.message == now.message));
         let reason = now.reason.as_deref().unwrap_or_default();
-        if same || reason == PROGRESSING {
+        if reason == PROGRESSING {
             return;
         }
-        let (regarding, note) = (app.object_ref(&()), now.message.clone().unwrap_or_default());
-        if now.status == "True" || reason == SUSPENDED {
-            self.events.normal(regarding, "Run", reason, note);
-        } else {
-            self.events.warning(regarding, "Run", reason, note);
+        let well = now.status == "True";
+        if well {
+            self.told.forget(key);
         }
+        let news = well || self.told.is_news(key, reason) || said;
+        let then = before.and_then(|before| before.condition(READY));
+        let same = then.is_some_and(|then| then.reason == now.reason && (!said || then.message == now.message));
+        if same || !news {
+            return;
+        }
+        let note = now.message.clone().unwrap_or_default();
+        self.events.standing(well || reason == SUSPENDED, app.object_ref(&()), "Run", reason, note);
     }
 }
 
@@ -235,7 +248,7 @@ impl Reconciler for AppServices {
                 Err(words) => Some(Problem::SpecInvalid(words)),
             }
         };
-        let foreign = |it| matches!(problem, Some(Problem::Conflict { part, .. }) if part == it);
+        let foreign = |it| matches!(&problem, Some(Problem::Conflict { parts, .. }) if parts.contains(&it));
         let rollout = self.deployments.report(&key).filter(|_| !foreign(Part::Deployment));
         let rollout = rollout.map(|running| running.rollout);
         let served = self.services.report(&key).filter(|_| !foreign(Part::Service));
@@ -265,5 +278,6 @@ impl Reconciler for AppServices {
         self.autoscalers.forget(key);
         self.ingresses.forget(key);
         self.written.forget(key);
+        self.told.forget(key);
     }
 }

@@ -11,10 +11,11 @@ use super::standing::{Rollout, SUSPENDED};
 use super::validate::App;
 use super::{AppServices, Error, build};
 use crate::api::AppService;
+use crate::api::app_service::TCP;
 use crate::runtime::children::Trouble;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome};
-use crate::runtime::{Key, apply};
+use crate::runtime::{Key, apply, ownership};
 
 /// Reason of the Event of an autoscaler that went.
 pub const AUTOSCALING_OFF: &str = "AutoscalingOff";
@@ -54,10 +55,10 @@ pub enum Problem {
     Suspended,
     /// What was written cannot be built.
     SpecInvalid(String),
-    /// An object of its name is somebody else's.
+    /// Objects of its name are somebody else's.
     Conflict {
-        /// Which one.
-        part: Part,
+        /// Which ones.
+        parts: Vec<Part>,
         /// Whose, and how to hand it over.
         words: String,
     },
@@ -125,7 +126,7 @@ impl Problem {
     fn of(part: Part, trouble: Trouble) -> Self {
         let words = trouble.to_string();
         match &trouble {
-            Trouble::Conflict(_) => Self::Conflict { part, words },
+            Trouble::Conflict(_) => Self::Conflict { parts: vec![part], words },
             Trouble::Going(_) => Self::Deleting(words),
             Trouble::Refused { said, .. } if is_taken(said) => Self::NodePortTaken(words),
             Trouble::Refused { said, .. } if said.code == 403 || apply::is_denied(said) => Self::Forbidden(words),
@@ -166,13 +167,14 @@ impl Running {
 
 /// Whether a port stands there twice: server-side apply cannot say that.
 fn has_twins(ports: &[ContainerPort]) -> bool {
-    let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| "TCP".into());
+    let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| TCP.into());
     let once: BTreeSet<_> = ports.iter().map(|port| (port.container_port, protocol(port))).collect();
     once.len() < ports.len()
 }
 
 impl AppServices {
-    /// Has all objects of the app be as they are wanted; what stands in the way, the Deployment's first.
+    /// Has all objects of the app be as they are wanted; what stands in the way, the Deployment's first, and
+    /// of what is somebody else's all.
     ///
     /// # Errors
     /// Something came in between: all is to be looked at again.
@@ -197,7 +199,7 @@ impl AppServices {
             // It would lead to somebody else's.
             let foreign = matches!(service, Err((_, Trouble::Conflict(_))));
             let ingress = match build::ingress(app).filter(|_| !foreign) {
-                Some(ingress) => self.ingresses.settle(owner, ingress, lives, &[]).await.map(drop),
+                Some(ingress) => self.ingresses.settle(owner, ingress, lives, &[]).await,
                 None => self.ingresses.remove(owner, key, lives, false).await.map(drop),
             };
             (service, ingress.map_err(|trouble| (Part::Ingress, trouble)))
@@ -208,7 +210,14 @@ impl AppServices {
             if trouble.class() == Class::Conflict {
                 return Err(trouble.into());
             }
-            problem.get_or_insert_with(|| Problem::of(part, trouble));
+            match (&mut problem, Problem::of(part, trouble)) {
+                (Some(Problem::Conflict { parts, words }), Problem::Conflict { words: more, .. }) => {
+                    parts.push(part);
+                    *words = format!("{words}; {more}");
+                }
+                (Some(_), _) => {}
+                (none, first) => *none = Some(first),
+            }
         }
         Ok(problem)
     }
@@ -231,11 +240,11 @@ impl AppServices {
         // A new one begins with what was written, within the bounds.
         let begins = running.is_none().then(|| build::within_bounds(&autoscaler, app.size));
         self.deployment(owner, key, app, running.as_ref(), begins).await.map_err(of_deployment)?;
-        self.autoscalers.settle(owner, autoscaler, lives, &[]).await.map(drop).map_err(of_autoscaler)
+        self.autoscalers.settle(owner, autoscaler, lives, &[]).await.map_err(of_autoscaler)
     }
 
     fn lives(&self, uid: &str) -> bool {
-        self.apps.state().iter().any(|app| app.metadata.uid.as_deref() == Some(uid))
+        ownership::lives(&self.apps, uid)
     }
 
     /// What there is of the Deployment. One without our label is asked for only if that makes a difference.
@@ -275,14 +284,13 @@ impl AppServices {
             left.push(&container_ports);
         }
         let deployment = build::deployment(app, replicas, ports);
-        let settled = self.deployments.settle(owner, deployment.clone(), lives, &left).await;
-        match settled {
+        match self.deployments.settle(owner, deployment.clone(), lives, &left).await {
             Err(trouble)
                 if is_refused(&trouble) && self.deployments.reclaim(owner, key, lives, &container_ports).await? =>
             {
-                self.deployments.settle(owner, deployment, lives, &left).await.map(drop)
+                self.deployments.settle(owner, deployment, lives, &left).await
             }
-            settled => settled.map(drop),
+            settled => settled,
         }
     }
 
@@ -294,18 +302,17 @@ impl AppServices {
         let chosen: Vec<_> = ports
             .filter(|port| port.node_port.is_none())
             .map(|port| {
-                let protocol = port.protocol.as_deref().unwrap_or("TCP");
+                let protocol = port.protocol.as_deref().unwrap_or(TCP);
                 format!("k:{{\"port\":{},\"protocol\":\"{protocol}\"}}", port.port)
             })
             .collect();
         let left: Vec<_> = chosen.iter().map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat()).collect();
         let left: Vec<_> = left.iter().map(Vec::as_slice).collect();
-        let settled = self.services.settle(owner, service.clone(), lives, &left).await;
-        match settled {
+        match self.services.settle(owner, service.clone(), lives, &left).await {
             Err(trouble) if is_refused(&trouble) && self.services.reclaim(owner, key, lives, SERVICE_PORTS).await? => {
-                self.services.settle(owner, service, lives, &left).await.map(drop)
+                self.services.settle(owner, service, lives, &left).await
             }
-            settled => settled.map(drop),
+            settled => settled,
         }
     }
 }

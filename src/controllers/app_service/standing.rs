@@ -15,6 +15,8 @@ pub const WELL: &str = "Ready";
 pub const PROGRESSING: &str = "Progressing";
 /// The reason of one whose `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
+/// The Deployment controller's reason for a rollout that somebody has paused.
+const PAUSED: &str = "DeploymentPaused";
 /// Longest message of condition `Ready`, in bytes.
 const MAX_MESSAGE: usize = 1024;
 
@@ -97,6 +99,11 @@ impl Rollout {
             return Standing { ready: true, reason: WELL.into(), message };
         }
         if self.seen {
+            // What `kubectl rollout pause` leaves; as long as it lasts there is nothing else to say.
+            if let Some((reason, message)) = self.said("Progressing", "Unknown").filter(|(reason, _)| reason == PAUSED)
+            {
+                return Standing::not_ready(reason, message + "; to go on: kubectl rollout resume deployment");
+            }
             if let Some((reason, message)) = self.said("ReplicaFailure", "True") {
                 return Standing::not_ready(reason, message);
             }

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use crate::api::AppService;
 use crate::api::app_service::{
     AppServiceSpec, AsWritten, INGRESS_NEEDS_A_PORT, NAME, NAMED, NAMES_DIFFER, NO_NODE_PORT, NODE_PORTS_DIFFER,
-    ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TargetPort,
+    ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP, TargetPort,
 };
 
 /// The type of the Service, unless the spec gives another one.
@@ -61,7 +61,7 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
     if service_type == CLUSTER_IP && spec.ports.iter().any(|port| port.node_port().is_some()) {
         return Err(format!("spec: {NO_NODE_PORT}"));
     }
-    if spec.ingress.is_some() && spec.ports.is_empty() {
+    if spec.ingress.is_some() && !spec.ports.iter().any(|port| port.protocol() == TCP) {
         return Err(format!("spec: {INGRESS_NEEDS_A_PORT}"));
     }
     check_ports(&spec.ports).map_err(|rule| format!("spec.ports: {rule}"))?;
@@ -170,7 +170,8 @@ mod tests {
     #[case::one_node_port(with("ports", json!([{ "port": 1, "name": "a", "nodePort": 7 }, { "port": 2, "name": "b", "nodePort": 7 }])), "spec.ports: the same nodePort stands there twice")]
     #[case::one_target_name(with("ports", json!([{ "port": 1, "name": "a", "targetPort": "x" }, { "port": 1, "name": "b", "targetPort": "x", "protocol": "UDP" }])), "spec.ports: a targetPort's name")]
     #[case::cluster_ip(json!({ "size": 1, "image": "i", "serviceType": "ClusterIP", "ports": [{ "port": 1, "nodePort": 7 }] }), "spec: serviceType: ClusterIP has no ports on the nodes")]
-    #[case::ingress(with("ingress", json!({})), "spec: ingress leads to the first port: add ports")]
+    #[case::ingress(with("ingress", json!({})), "spec: ingress leads to the first TCP port: add one")]
+    #[case::ingress_over_udp(json!({ "size": 1, "image": "i", "ingress": {}, "ports": [{ "port": 53, "protocol": "UDP" }] }), "spec: ingress leads to the first TCP port")]
     #[case::probe(with("livenessProbe", json!({ "httpGet": { "port": 5_000_000_000_i64 } })), "spec.livenessProbe: invalid value")]
     #[case::nothing(json!({}), "spec.image: write an image")]
     fn what_an_older_object_may_say(#[case] spec: Value, #[case] words: &str) {

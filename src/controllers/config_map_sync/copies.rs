@@ -87,7 +87,7 @@ impl Copies {
         lives: &(impl Fn(&str) -> bool + Sync),
     ) -> Result<bool, Trouble> {
         let mut there = match self.index.copies.look(key, digest) {
-            Look::Fine(_) => return Ok(false),
+            Look::Fine => return Ok(false),
             Look::Unknown => !owner.is_fresh(),
             Look::Going | Look::Other => true,
         };

@@ -2,10 +2,9 @@
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
-use kube::{Api, ResourceExt};
-use serde_json::json;
 
 use super::standing::{Came, Reason};
 use super::{AT_ONCE, ConfigMapSyncs, Error, MANAGER};
@@ -35,8 +34,8 @@ impl ConfigMapSyncs {
             self.write(key, sync, &Came::Blocked { reason: Reason::Forbidden, words: refusal }, false).await?;
             return Ok(Outcome::Waiting);
         }
-        let left: Vec<_> = sync.finalizers().iter().filter(|name| *name != FINALIZER).collect();
-        match apply::metadata(&self.api(key), MANAGER, sync, json!({ "finalizers": left })).await {
+        let left: Vec<_> = sync.finalizers().iter().map(String::as_str).filter(|name| *name != FINALIZER).collect();
+        match apply::finalizers(&self.api(key), MANAGER, sync, &left).await {
             Ok(_) => Ok(Outcome::Done),
             Err(kube::Error::Api(said)) if said.code == 404 => Ok(Outcome::Done),
             Err(error) => Err(Error::WriteStatus(error)),
@@ -49,11 +48,7 @@ impl ConfigMapSyncs {
         let ours = format!("{OWNER_UID}={}", sync.uid().unwrap_or_default());
         loop {
             let mut left = Vec::new();
-            for shard in self.scope.shards() {
-                let api: Api<PartialObjectMeta<ConfigMap>> = match &shard {
-                    Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-                    None => Api::all(self.client.clone()),
-                };
+            for (_, api) in self.scope.places::<PartialObjectMeta<ConfigMap>>(&self.client) {
                 let mut page = ListParams::default().labels(&ours).limit(PAGE);
                 loop {
                     let list = api.list(&page).await.map_err(Error::ListCopies)?;

@@ -10,22 +10,22 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
-use serde_json::json;
 
 use self::copies::{Copies, Trouble};
 use self::index::{Index, Standing};
 use self::plan::{Plan, Refused};
 use self::standing::{Came, Reason, Snag};
 use crate::api::ConfigMapSync;
-use crate::api::config_map_sync::{ConfigMapSyncStatus, FINALIZER, GROUP};
+use crate::api::config_map_sync::{FINALIZER, GROUP};
 use crate::api::kind::{EVENTS, Kind, Right};
 use crate::runtime::cache::Touched;
+use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::written::Written;
-use crate::runtime::{Key, Scope, apply, cache, conditions};
+use crate::runtime::{Key, Scope, apply, ownership};
 
 pub mod copies;
 pub mod copy;
@@ -113,7 +113,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let syncs = manager.kind::<ConfigMapSync>(&KIND);
     let resync = manager.config.timings.resync;
     let index = Arc::new(Index::new(&manager.scope, resync, syncs.trigger.clone()));
-    manager.look::<PartialObjectMeta<ConfigMap>>(manager.places(), "", &index.wanted, &index);
+    manager.look::<PartialObjectMeta<ConfigMap>>(manager.scope.places(&manager.client), "", &index.wanted, &index);
     if manager.scope == Scope::Cluster {
         let everywhere = vec![(None, Api::all(manager.client.clone()))];
         manager.look::<PartialObjectMeta<Namespace>>(everywhere, "", &index.wanted, &index);
@@ -126,7 +126,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         copies: Copies::new(manager.client.clone(), Arc::clone(&index)),
         index,
         events: manager.events(NAME),
-        written: Written::default(),
+        written: Written::new(syncs.trigger.clone()),
         unsaid: Mutex::default(),
     });
     let (told, trigger) = (Arc::clone(&controller), syncs.trigger.clone());
@@ -156,17 +156,9 @@ impl ConfigMapSyncs {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
-    fn lives(&self, uid: &str) -> bool {
-        self.syncs.find(|sync| sync.meta().uid.as_deref() == Some(uid)).is_some()
-    }
-
     /// Copies what is to be copied.
-    async fn sync(&self, key: &Key, sync: &ConfigMapSync, owner: &Owner) -> Result<Pass, Error> {
+    async fn sync(&self, key: &Key, sync: &ConfigMapSync, owner: &Owner, plan: &Plan) -> Result<Pass, Error> {
         let blocked = |reason, words| Ok(Pass { came: Came::Blocked { reason, words }, wrote: false, failure: None });
-        let plan = match self.plan(sync) {
-            Ok(plan) => plan,
-            Err(refused) => return blocked(reason(&refused), refused.to_string()),
-        };
         self.index.ready().await;
         if plan.selects()
             && let Some(why) = self.index.blind()
@@ -181,7 +173,7 @@ impl ConfigMapSyncs {
                 ),
             );
         }
-        let destinations = self.index.destinations(&plan);
+        let destinations = self.index.destinations(plan);
         let wanted: BTreeSet<Key> = destinations.iter().map(|(namespace, _)| Key::new(namespace, &plan.name)).collect();
         let source: Api<ConfigMap> = Api::namespaced(self.client.clone(), &plan.source.namespace);
         let source = match source.get_opt(&plan.source.name).await {
@@ -251,7 +243,7 @@ impl ConfigMapSyncs {
                 Err(Trouble::snag(Reason::NamespaceTerminating, "the namespace is being deleted".into()))
             }
             Standing::There => {
-                let lives = |uid: &str| self.lives(uid);
+                let lives = |uid: &str| ownership::lives(&self.syncs, uid);
                 self.copies.settle(owner, &sync.spec, source, digest, &copy, &lives).await
             }
         };
@@ -264,11 +256,9 @@ impl ConfigMapSyncs {
             return Ok(sync);
         }
         let finalizers: Vec<_> = sync.finalizers().iter().map(String::as_str).chain([FINALIZER]).collect();
-        let patch = json!({ "finalizers": finalizers });
-        let mut guarded =
-            apply::metadata(&self.api(key), MANAGER, sync.as_ref(), patch).await.map_err(Error::WriteStatus)?;
-        cache::strip(&mut guarded);
-        Ok(self.written.wrote(key, guarded))
+        let api = self.api(key);
+        let guarded = apply::finalizers(&api, MANAGER, sync.as_ref(), &finalizers);
+        self.written.object(key, guarded).await.map_err(Error::WriteStatus)
     }
 
     fn unsaid(&self) -> MutexGuard<'_, HashMap<Key, Time>> {
@@ -282,35 +272,18 @@ impl ConfigMapSyncs {
         }
         let wrote = self.unsaid().get(key).cloned();
         let generation = sync.metadata.generation.unwrap_or_default();
-        let before = sync.status.as_ref();
-        let status = standing::status(before, came, wrote, generation, now);
-        if before == Some(&status) {
+        let status = standing::status(sync.status.as_ref(), came, wrote, generation, now);
+        let written = self.written.status(&self.api(key), MANAGER, sync, &status).await.map_err(Error::WriteStatus)?;
+        if written.is_none() {
             return Ok(());
         }
-        match apply::status(&self.api(key), MANAGER, sync, &status).await {
-            Ok(written) => {
-                self.unsaid().remove(key);
-                self.written.wrote(key, written)
-            }
-            Err(kube::Error::Api(said)) if said.code == 404 => return Ok(()),
-            Err(error) => return Err(Error::WriteStatus(error)),
-        };
-        self.tell(sync, before, &status);
+        self.unsaid().remove(key);
+        let before = sync.status.as_ref().map(|before| &*before.conditions).unwrap_or_default();
+        if let Some(now) = conditions::news(before, &status.conditions, READY) {
+            let well = now.status == "True" || now.reason == Reason::Suspended.to_string();
+            self.events.standing(well, sync.object_ref(&()), "Copy", &now.reason, now.message.clone());
+        }
         Ok(())
-    }
-
-    /// An Event for each change of the condition.
-    fn tell(&self, sync: &ConfigMapSync, before: Option<&ConfigMapSyncStatus>, status: &ConfigMapSyncStatus) {
-        let Some(now) = conditions::get(&status.conditions, conditions::READY) else { return };
-        let then = before.and_then(|before| conditions::get(&before.conditions, conditions::READY));
-        if then.is_some_and(|then| then.reason == now.reason && then.message == now.message) {
-            return;
-        }
-        if now.status == "True" || now.reason == Reason::Suspended.to_string() {
-            self.events.normal(sync.object_ref(&()), "Copy", &now.reason, now.message.clone());
-        } else {
-            self.events.warning(sync.object_ref(&()), "Copy", &now.reason, now.message.clone());
-        }
     }
 }
 
@@ -334,14 +307,20 @@ impl Reconciler for ConfigMapSyncs {
         if sync.meta().deletion_timestamp.is_some() {
             return self.finish(&key, &sync, &owner).await;
         }
-        if sync.spec.suspend.unwrap_or_default() {
-            let words = "nothing is copied while spec.suspend is true".into();
-            self.write(&key, &sync, &Came::Blocked { reason: Reason::Suspended, words }, false).await?;
-            return Ok(Outcome::Done);
-        }
-        // What cannot be followed copies nothing that would have to be cleaned up.
-        let sync = if self.plan(&sync).is_ok() { self.guard(&key, sync).await? } else { sync };
-        let Pass { came, wrote, failure } = self.sync(&key, &sync, &owner).await?;
+        let plan = if sync.spec.suspend.unwrap_or_default() {
+            Err((Reason::Suspended, "nothing is copied while spec.suspend is true".into()))
+        } else {
+            self.plan(&sync).map_err(|refused| (reason(&refused), refused.to_string()))
+        };
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err((reason, words)) => {
+                self.write(&key, &sync, &Came::Blocked { reason, words }, false).await?;
+                return Ok(Outcome::Done);
+            }
+        };
+        let sync = self.guard(&key, sync).await?;
+        let Pass { came, wrote, failure } = self.sync(&key, &sync, &owner, &plan).await?;
         self.write(&key, &sync, &came, wrote).await?;
         if let Some(failure) = failure {
             return Err(failure);

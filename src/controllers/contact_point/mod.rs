@@ -16,10 +16,11 @@ use crate::api::kind::{EVENTS, Kind, Right};
 use crate::api::tracked_field::GROUP;
 use crate::notify::Transport;
 use crate::notify::queue::{Outbox, Stage};
+use crate::runtime::Key;
+use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::written::Written;
-use crate::runtime::{Key, apply, conditions};
 
 pub mod endpoint;
 pub mod standing;
@@ -112,33 +113,16 @@ impl<T: Transport> ContactPoints<T> {
     }
 
     async fn write(&self, key: &Key, point: &ContactPoint, status: ContactPointStatus) -> Result<(), Error> {
-        let before = point.status.as_ref();
-        if before == Some(&status) {
-            return Ok(());
-        }
         let api: Api<ContactPoint> = Api::namespaced(self.client.clone(), &key.namespace);
-        match apply::status(&api, MANAGER, point, &status).await {
-            Ok(written) => self.written.wrote(key, written),
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-            Err(error) => return Err(Error::WriteStatus(error)),
-        };
-        self.tell(point, before, &status);
+        let written = self.written.status(&api, MANAGER, point, &status).await.map_err(Error::WriteStatus)?;
+        let before = point.status.as_ref().map(|before| &*before.conditions).unwrap_or_default();
+        if written.is_some()
+            && let Some(now) = conditions::news(before, &status.conditions, READY)
+        {
+            let well = status.ready || now.reason == standing::SUSPENDED;
+            self.events.standing(well, point.object_ref(&()), "Test", &now.reason, now.message.clone());
+        }
         Ok(())
-    }
-
-    /// An Event for each change of the reason.
-    fn tell(&self, point: &ContactPoint, before: Option<&ContactPointStatus>, status: &ContactPointStatus) {
-        let Some(now) = conditions::get(&status.conditions, conditions::READY) else { return };
-        let then = before.and_then(|before| conditions::get(&before.conditions, conditions::READY));
-        if then.is_some_and(|then| then.reason == now.reason && then.message == now.message) {
-            return;
-        }
-        let regarding = point.object_ref(&());
-        if status.ready || now.reason == standing::SUSPENDED {
-            self.events.normal(regarding, "Test", &now.reason, now.message.clone());
-        } else {
-            self.events.warning(regarding, "Test", &now.reason, now.message.clone());
-        }
     }
 }
 

@@ -16,7 +16,7 @@ pub const BANNER: &str = "BANNER";
 /// Annotation of a Pod that we made: the digest of what it was made from. One that we took over has none.
 pub const BUILT_FROM: &str = "quartermaster.dev/built-from";
 /// The label that document 003 gives the Pod.
-const APP: &str = "app";
+pub const APP: &str = "app";
 /// Who runs what is in it, under the restricted profile: nobody in particular. An image's own user will not do, because it
 /// may be root or a name, and the kubelet then refuses to start it.
 const USER: i64 = 65_532;

@@ -1,7 +1,7 @@
 //! `MyApp`: what its Pod is to be ([`build`]), what it is ([`seen`]), what is to be done and said about
 //! it ([`standing`]), and the doing (`settle`).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::runtime::reflector::Store;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, Resource};
 use tokio::time::Instant;
 
 use self::seen::{Seen, Why};
@@ -17,7 +17,7 @@ use self::settle::Passed;
 use self::standing::{SUSPENDED, Standing};
 use crate::api::MyApp;
 use crate::api::kind::{EVENTS, Kind, Right};
-use crate::api::my_app::{GROUP, MyAppStatus};
+use crate::api::my_app::GROUP;
 use crate::runtime::backoff::{Backoffs, Policy};
 use crate::runtime::cache::Touched;
 use crate::runtime::children::{Children, Trouble};
@@ -25,9 +25,10 @@ use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
 use crate::runtime::ownership::{Claim, Owner};
-use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler, Trigger};
+use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use crate::runtime::told::Told;
 use crate::runtime::written::Written;
-use crate::runtime::{Key, apply};
+use crate::runtime::{Key, ownership};
 
 pub mod build;
 pub mod seen;
@@ -85,7 +86,6 @@ impl Failure for Error {
 pub struct MyApps {
     client: Client,
     apps: Store<MyApp>,
-    trigger: Trigger<MyApp>,
     pods: Arc<Children<Pod, Seen>>,
     events: Events,
     written: Written<MyApp>,
@@ -95,13 +95,12 @@ pub struct MyApps {
     settled: Duration,
     resync: Duration,
     notes: Mutex<HashMap<Key, Notes>>,
+    told: Told,
 }
 
 /// What is kept of a `MyApp` that its status does not say. Nothing is lost with it but time.
 #[derive(Default)]
 struct Notes {
-    /// The reasons that were told since it was well.
-    told: BTreeSet<String>,
     /// The Pod that was not ready when it was looked at last: UID and resourceVersion.
     looked: Option<(String, String)>,
     /// Since when the watch's word for the Pod is believed.
@@ -125,14 +124,14 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let controller = Arc::new(MyApps {
         client: manager.client.clone(),
         apps: apps.store.clone(),
-        trigger: trigger.clone(),
         pods,
         events: manager.events(NAME),
-        written: Written::default(),
+        written: Written::new(trigger.clone()),
         retries: Backoffs::new(policy),
         settled: policy.max,
         resync,
         notes: Mutex::default(),
+        told: Told::default(),
     });
     let told = {
         let controller = Arc::clone(&controller);
@@ -163,7 +162,7 @@ impl MyApps {
 
     /// Whether there is a `MyApp` with this UID.
     fn lives(&self, uid: &str) -> bool {
-        self.apps.state().iter().any(|app| app.uid().as_deref() == Some(uid))
+        ownership::lives(&self.apps, uid)
     }
 
     async fn pass(&self, key: &Key, app: &MyApp, owner: &Owner) -> Result<Passed, Error> {
@@ -186,44 +185,31 @@ impl MyApps {
     }
 
     async fn write(&self, key: &Key, app: &MyApp, standing: &Standing) -> Result<(), Error> {
-        let before = app.status.as_ref();
         let generation = app.metadata.generation.unwrap_or_default();
-        let status = standing.status(before, generation, Time(Timestamp::now()));
-        if before == Some(&status) {
-            return Ok(());
-        }
+        let status = standing.status(app.status.as_ref(), generation, Time(Timestamp::now()));
         let api: Api<MyApp> = Api::namespaced(self.client.clone(), &key.namespace);
-        let _writing = self.written.writing(key, || self.trigger.wake(key));
-        match apply::status(&api, MANAGER, app, &status).await {
-            Ok(written) => self.written.wrote(key, written),
-            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
-            Err(error) => return Err(Error::WriteStatus(error)),
-        };
-        self.tell(key, app, before, standing);
+        let written = self.written.status(&api, MANAGER, app, &status).await.map_err(Error::WriteStatus)?;
+        if written.is_some() {
+            self.tell(key, app, standing);
+        }
         Ok(())
     }
 
-    /// An Event for each reason that lasts, once until all is well again, and one when it is: a container that crashes has
-    /// the same few reasons in turn for ever.
-    fn tell(&self, key: &Key, app: &MyApp, before: Option<&MyAppStatus>, standing: &Standing) {
+    /// An Event for each reason that lasts, once until all is well again, and one when it is.
+    fn tell(&self, key: &Key, app: &MyApp, standing: &Standing) {
         let Why { reason, message } = &standing.why;
-        let then = before.and_then(|before| conditions::get(&before.conditions, READY));
+        let then = app.status.as_ref().and_then(|before| conditions::get(&before.conditions, READY));
         let then = then.map(|then| Why::new(&then.reason, &then.message));
         let regarding = app.object_ref(&());
         if standing.ready {
-            let told = self.note(key, |notes| std::mem::take(&mut notes.told));
-            if !told.is_empty() || then.is_some_and(|then| then.reason != READY && then.is_news()) {
+            if self.told.forget(key) || then.is_some_and(|then| then.reason != READY && then.is_news()) {
                 self.events.normal(regarding, "Run", reason, message.clone());
             }
         } else if standing.why.is_news()
-            && self.note(key, |notes| notes.told.insert(reason.clone()))
+            && self.told.is_news(key, reason)
             && then.is_none_or(|then| then.reason != *reason)
         {
-            if reason == SUSPENDED {
-                self.events.normal(regarding, "Run", reason, message.clone());
-            } else {
-                self.events.warning(regarding, "Run", reason, message.clone());
-            }
+            self.events.standing(reason == SUSPENDED, regarding, "Run", reason, message.clone());
         }
     }
 }
@@ -252,6 +238,7 @@ impl Reconciler for MyApps {
         self.pods.forget(&Key::new(&key.namespace, &build::pod_name(&key.name)));
         self.retries.reset(key);
         self.written.forget(key);
+        self.told.forget(key);
         self.notes.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 }

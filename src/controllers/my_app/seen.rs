@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
 
-use super::build::{BANNER, BUILT_FROM, Digested, Wanted, app_name};
+use super::build::{APP, BANNER, BUILT_FROM, Digested, Wanted, app_name};
 use crate::runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
 
 /// Reasons that pass by themselves: nobody need be told.
@@ -136,6 +136,12 @@ impl Seen {
         }
     }
 
+    /// Whether it lacks the label by which Services find it: ours has it, and what somebody else made is as they made it.
+    pub fn lacks_label(&self) -> bool {
+        let label = self.marks.labels.as_ref().and_then(|labels| labels.get(APP));
+        self.built_from.is_some() && label.map(String::as_str) != Some(app_name(self.name()))
+    }
+
     fn has_banner(&self, wanted: &Wanted<'_>) -> bool {
         self.banner.as_ref().is_some_and(|banner| wanted.has_banner(banner))
     }
@@ -159,7 +165,7 @@ fn banner(container: &Container) -> Option<Digested> {
 fn marks(metadata: &ObjectMeta) -> ObjectMeta {
     let kept = |entries: &Option<BTreeMap<String, String>>| {
         let mut entries = entries.clone()?;
-        entries.retain(|name, _| [OWNER_UID, OWNER, ADOPT_BY].contains(&name.as_str()));
+        entries.retain(|name, _| [APP, OWNER_UID, OWNER, ADOPT_BY].contains(&name.as_str()));
         Some(entries)
     };
     ObjectMeta {

@@ -97,7 +97,10 @@ impl MyApps {
             }
             Step::Retry => self.retry(key, child).await,
             Step::Mark(claim) => {
-                let marked = self.pods.mark(owner, &child, &child.report.marks).await.map_err(Error::WritePod)?;
+                let labels = [(build::APP, owner.name())];
+                let labels: &[_] = if child.report.lacks_label() { &labels } else { &[] };
+                let marked =
+                    self.pods.mark(owner, &child, &child.report.marks, labels).await.map_err(Error::WritePod)?;
                 if claim != Claim::Ours {
                     let words = format!("{} is taken over as it is", child.key.name);
                     self.events.normal(app.object_ref(&()), "Adopt", "Adopted", words);

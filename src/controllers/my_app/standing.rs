@@ -49,7 +49,7 @@ pub enum Step {
     Replace(String),
     /// It has come to its end: to be deleted after a while.
     Retry,
-    /// It lacks a mark of ours: what it was to us before.
+    /// It lacks a label or a mark of ours: what it was to us before.
     Mark(Claim),
     /// Nothing: it is as it is wanted.
     Keep,
@@ -70,7 +70,7 @@ pub fn step(owner: &Owner, wanted: &Wanted<'_>, seen: &Seen, lives: impl Fn(&str
     if seen.life == Life::Ended {
         return Step::Retry;
     }
-    if owner.has_marked(&seen.marks) { Step::Keep } else { Step::Mark(claim) }
+    if owner.has_marked(&seen.marks) && !seen.lacks_label() { Step::Keep } else { Step::Mark(claim) }
 }
 
 /// What a `MyApp` says of itself.
@@ -187,7 +187,10 @@ mod tests {
 
     fn merge(into: &mut Value, change: &Value) {
         match change {
-            Value::Object(change) => change.iter().for_each(|(key, value)| merge(&mut into[key], value)),
+            Value::Object(change) => change.iter().for_each(|(key, value)| match value {
+                Value::Null => drop(into.as_object_mut().unwrap().remove(key)),
+                _ => merge(&mut into[key], value),
+            }),
             _ => *into = change.clone(),
         }
     }
@@ -201,14 +204,17 @@ mod tests {
     #[case::as_it_is_wanted(json!({}), Step::Keep)]
     #[case::no_reference(json!({ "metadata": { "ownerReferences": null } }), Step::Mark(Claim::Ours))]
     #[case::no_label(json!({ "metadata": { "labels": null } }), Step::Mark(Claim::Ours))]
-    #[case::both_stripped(unmarked("shop/other"), Step::Leave(Foreign::Unmarked))]
+    #[case::no_label_of_its_own(json!({ "metadata": { "labels": { "app": null } } }), Step::Mark(Claim::Ours))]
+    #[case::another_label(json!({ "metadata": { "labels": { "app": "other" } } }), Step::Mark(Claim::Ours))]
+    #[case::as_somebody_else_made_it(json!({ "metadata": { "labels": { "app": "other" }, "annotations": { "quartermaster.dev/built-from": null } } }), Step::Keep)]
+    #[case::both_stripped(unmarked("shop/other"), Step::Leave(Foreign::Promised("shop/other".into())))]
     #[case::handed_over(unmarked("shop/web"), Step::Mark(Claim::HandedOver))]
     #[case::restored(json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": "gone" }, "ownerReferences": null } }), Step::Mark(Claim::Restored))]
     #[case::going(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }), Step::Wait)]
     #[case::going_and_other(json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": { "quartermaster.dev/built-from": "x" } } }), Step::Wait)]
     #[case::failed(json!({ "status": { "phase": "Failed" } }), Step::Retry)]
     #[case::ended(json!({ "status": { "phase": "Succeeded" } }), Step::Retry)]
-    #[case::foreign_and_failed(json!({ "metadata": unmarked("")["metadata"], "status": { "phase": "Failed" } }), Step::Leave(Foreign::Unmarked))]
+    #[case::foreign_and_failed(json!({ "metadata": unmarked("")["metadata"], "status": { "phase": "Failed" } }), Step::Leave(Foreign::Promised(String::new())))]
     #[case::failed_and_other(json!({ "status": { "phase": "Failed" }, "metadata": { "annotations": { "quartermaster.dev/built-from": "x" } } }), Step::Replace("podSecurity is another one now".into()))]
     fn what_is_to_be_done(#[case] change: Value, #[case] wanted: Step) {
         assert_eq!(step_for(&change), wanted);

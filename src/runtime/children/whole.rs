@@ -1,16 +1,11 @@
 //! Children that are made and deleted, and never applied over, as Pods are: most of a Pod cannot be changed, and what its
 //! kubelet and those who admitted it have written into it is not ours to take back.
 
-use std::fmt::Debug;
+use kube::core::ObjectMeta;
+use kube::{Resource, ResourceExt};
 
-use kube::core::{NamespaceResourceScope, ObjectMeta};
-use kube::{Api, Resource, ResourceExt};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::json;
-
-use super::{Children, Trouble, resource};
-use crate::runtime::ownership::{ADOPT_BY, Foreign, OWNER, OWNER_UID, Owner};
+use super::{ChildKind, Children, Report, Trouble, resource};
+use crate::runtime::ownership::{Foreign, OWNER_UID, Owner};
 use crate::runtime::seen::Known;
 use crate::runtime::{Key, apply};
 
@@ -27,19 +22,7 @@ pub struct Child<S> {
     pub report: S,
 }
 
-impl<K, S> Children<K, S>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + Default
-        + Serialize
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static,
-    S: Clone + PartialEq + Send + Sync + 'static,
-{
+impl<K: ChildKind, S: Report> Children<K, S> {
     /// The child of this name that has our label, as it is known without asking.
     pub fn child(&self, key: &Key) -> Option<Child<S>> {
         let Known { uid, version, report, .. } = self.seen.known(key)?;
@@ -71,19 +54,22 @@ where
         Ok(made.map(|made| self.noted(&key, &made)))
     }
 
-    /// Puts the owner's marks on a child; the consent to take it over is used up. `metadata` has the owner references that it
-    /// has now. Nothing else of it is changed.
+    /// Puts the owner's marks and these labels on a child; the consent to take it over is used up. `metadata` has the owner
+    /// references that it has now. Nothing else of it is changed.
     ///
     /// # Errors
     /// It could not be changed.
-    pub async fn mark(&self, owner: &Owner, child: &Child<S>, metadata: &ObjectMeta) -> Result<Child<S>, Trouble> {
-        let mut marked = metadata.clone();
-        owner.mark(&mut marked);
-        let patch = json!({
-            "labels": { OWNER_UID: marked.labels.unwrap_or_default().get(OWNER_UID) },
-            "annotations": { OWNER: owner.path(), ADOPT_BY: null },
-            "ownerReferences": marked.owner_references,
-        });
+    pub async fn mark(
+        &self,
+        owner: &Owner,
+        child: &Child<S>,
+        metadata: &ObjectMeta,
+        labels: &[(&str, &str)],
+    ) -> Result<Child<S>, Trouble> {
+        let mut patch = owner.marks(metadata);
+        for (name, value) in labels {
+            patch["labels"][name] = (*value).into();
+        }
         let _asking = self.seen.asking(&child.key);
         let api = self.api(&child.key);
         let written = apply::metadata(&api, self.manager, &stub::<K, S>(child), patch).await;
@@ -101,10 +87,6 @@ where
     /// What to say of an object that is not ours.
     pub fn conflict(&self, owner: &Owner, foreign: &Foreign, key: &Key) -> String {
         owner.conflict(foreign, &resource::<K>(), &key.namespace, &key.name)
-    }
-
-    fn api(&self, key: &Key) -> Api<K> {
-        Api::namespaced(self.client.clone(), &key.namespace)
     }
 
     fn as_it_is(&self, key: &Key, object: &K) -> Child<S> {

@@ -146,6 +146,27 @@ async fn a_port_that_stands_there_twice_restarts_nothing() {
     assert!(!again.contains(&"patch deployments".to_owned()), "{again:?}");
 }
 
+/// Such ports are left as they are until the Pods change for another reason; those that are dropped then really go.
+#[tokio::test]
+async fn a_port_beside_one_that_stands_there_twice_goes() {
+    let bed = Bed::shared("beside").await;
+    let mut spec = json!({ "size": 1, "image": "nginx:1.7.9", "ports": [
+        { "name": "a", "port": 80, "targetPort": 8080 },
+        { "name": "b", "port": 81, "targetPort": 8080 },
+        { "name": "c", "port": 82, "targetPort": 9000 },
+        { "name": "d", "port": 83, "targetPort": 9001 },
+    ] });
+    made_by_the_original(&bed, "web", spec.clone()).await;
+    let before = look(&bed, "web").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    ready(&bed, "web").await;
+    assert_eq!(look(&bed, "web").await, before);
+    spec["ports"].as_array_mut().unwrap().truncate(2);
+    respec(&bed, "web", spec).await;
+    bed.until("web", "has its one port", |deployment: &Deployment| ports(deployment) == [8080]).await;
+    ready(&bed, "web").await;
+}
+
 /// Its Service without our label is found once there are to be no ports.
 #[tokio::test]
 async fn a_service_that_is_not_wanted_any_more_goes() {

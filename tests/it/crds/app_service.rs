@@ -185,8 +185,9 @@ fn cases() -> Vec<Case> {
         (with("autoscaling: {max: 2, cpu: 10001}"), "spec.autoscaling.cpu: |less than or equal to 10000"),
         // ingress
         (ingress(""), ""),
-        (with("ingress: {}"), "spec: |ingress leads to the first port: add ports"),
-        (with("ports: [], ingress: {}"), "spec: |ingress leads to the first port: add ports"),
+        (with("ingress: {}"), "spec: |ingress leads to the first TCP port: add one"),
+        (with("ports: [{port: 53, protocol: UDP}], ingress: {}"), "spec: |ingress leads to the first TCP port: add one"),
+        (with("ports: [], ingress: {}"), "spec: |ingress leads to the first TCP port: add one"),
         (ingress("host: app.example.com"), ""),
         (ingress("host: '*.example.com'"), ""),
         (ingress("host: ''"), HOST),

@@ -162,7 +162,7 @@ fn problems() -> Vec<&'static str> {
     let all = [
         Problem::Suspended,
         Problem::SpecInvalid(words()),
-        Problem::Conflict { part: Part::Service, words: words() },
+        Problem::Conflict { parts: vec![Part::Service], words: words() },
         Problem::NodePortTaken(words()),
         Problem::Forbidden(words()),
         Problem::Rejected(words()),
