@@ -21,7 +21,7 @@ test: prerequisites ## Format, lints, and every test, on a real control plane
 	@$(MAKE) --no-print-directory -j2 control-plane test-binaries
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo test --workspace -- --test-threads=4 # most of them wait for something most of the time
+	cargo test --workspace -- --test-threads=6 # most of them wait for something most of the time
 
 test-binaries:
 	cargo test --workspace --no-run

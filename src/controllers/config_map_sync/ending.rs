@@ -47,7 +47,10 @@ impl ConfigMapSyncs {
     async fn release(&self, sync: &ConfigMapSync, owner: &Owner) -> Result<(), Error> {
         let ours = format!("{OWNER_UID}={}", sync.uid().unwrap_or_default());
         loop {
-            let mut left = Vec::new();
+            // Its owner reference is a mark too: without the label it is not listed, and would go after its owner.
+            let here = self.plan(sync).ok().filter(|_| sync.spec.orphans());
+            let here = here.map(|plan| Key::new(owner.namespace(), &plan.name));
+            let mut left: Vec<_> = here.into_iter().collect();
             for (_, api) in self.scope.places::<PartialObjectMeta<ConfigMap>>(&self.client) {
                 let mut page = ListParams::default().labels(&ours).limit(PAGE);
                 loop {

@@ -59,14 +59,14 @@ impl Plan {
         if spec.source_namespace.is_empty() || spec.config_map_name.is_empty() {
             return Err(Refused::SpecInvalid("write sourceNamespace and configMapName: what is to be copied".into()));
         }
-        for (field, name, dots) in [
-            ("sourceNamespace", &*spec.source_namespace, false),
-            ("destinationNamespace", &*spec.destination_namespace, false),
-            ("configMapName", &*spec.config_map_name, true),
+        for (field, name, longest) in [
+            ("sourceNamespace", &*spec.source_namespace, LABEL),
+            ("destinationNamespace", &*spec.destination_namespace, LABEL),
+            ("configMapName", &*spec.config_map_name, SUBDOMAIN),
         ] {
-            if !may_exist(name, dots) {
+            if !may_exist(name, longest) {
                 return Err(Refused::SpecInvalid(format!(
-                    "{field}: nothing can be called {name:?}: write lower-case letters, digits and '-'"
+                    "{field}: nothing can be called {name:?}: write lower-case letters, digits and '-', at most {longest}"
                 )));
             }
         }
@@ -148,9 +148,16 @@ impl Plan {
     }
 }
 
+/// Longest name of a namespace, in bytes (RFC 1123 label).
+const LABEL: usize = 63;
+/// Longest name of anything else, in bytes (RFC 1123 subdomain, which may have dots).
+const SUBDOMAIN: usize = 253;
+
 /// Whether the API lets anything be called that.
-fn may_exist(name: &str, dots: bool) -> bool {
-    name.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || (dots && c == b'.'))
+fn may_exist(name: &str, longest: usize) -> bool {
+    let is_letter =
+        |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || (longest == SUBDOMAIN && c == b'.');
+    name.len() <= longest && name.bytes().all(is_letter)
 }
 
 #[cfg(test)]
@@ -205,6 +212,7 @@ mod tests {
     #[case::itself_among_others(json!({ "destinationNamespaces": ["b", "a"] }), "onto itself")]
     #[case::nothing(json!({ "configMapName": "", "destinationNamespace": "b" }), "what is to be copied")]
     #[case::the_articles_own_words(json!({ "sourceNamespace": "sourceNamespace", "destinationNamespace": "b" }), "write lower-case letters")]
+    #[case::too_long(json!({ "destinationNamespace": "a".repeat(64) }), "at most 63")]
     #[case::an_operator(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "k", "operator": "Is" }] } }), "write In,")]
     fn what_cannot_be_done(#[case] spec: Value, #[case] words: &str) {
         let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();

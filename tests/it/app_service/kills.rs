@@ -51,7 +51,7 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
-    Box::pin(killed_at(&bed, writes, point, write, changes)).await
+    Box::pin(killed_at(&bed, Settings::default(), writes, point, write, changes)).await
 }
 
 /// What there is once the status speaks of the present spec: nobody runs its Pods here.

@@ -11,6 +11,7 @@ use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 mod content;
 mod crowd;
+mod kills;
 mod namespaces;
 mod owners;
 mod refused;
@@ -42,10 +43,14 @@ impl Shop {
 
     /// An operator for the test's own namespace and these others.
     pub async fn operator(&self, others: &[&str]) -> Operator {
-        let settings = others.iter().fold(Settings::default(), |settings, name| {
+        Operator::start(&self.bed, self.serving(others)).await
+    }
+
+    /// Settings for the test's own namespace and these others.
+    pub fn serving(&self, others: &[&str]) -> Settings {
+        others.iter().fold(Settings::default(), |settings, name| {
             settings.flag(&format!("--watch-namespace={},{}", self.bed.namespace, self.far(name)))
-        });
-        Operator::start(&self.bed, settings).await
+        })
     }
 
     /// The `ConfigMap`s of a namespace.

@@ -176,17 +176,22 @@ async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
     shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "renamed" } })).await;
     shop.copied(&c, "renamed", data.clone()).await;
     shop.gone(&c, "settings").await;
-
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [b, c, here] } })).await;
+    shop.reads("s", "Synced").await;
+    // There the owner reference says whose it is.
     shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "deletionPolicy": "Orphan", "suspend": true } })).await;
     shop.reads("s", "Suspended").await;
+    shop.edit(&here, "renamed", json!({ "metadata": { "labels": { MARK: null } } })).await;
+
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
     shop.bed.delete::<ConfigMapSync>("s").await;
-    let let_go = |map: &ConfigMap| {
-        !map.labels().contains_key(MARK) && !map.annotations().contains_key("quartermaster.dev/owner")
-    };
-    let copy = shop.until(&c, "renamed", "is let go", let_go).await;
-    assert_eq!(serde_json::to_value(copy.data).unwrap(), data, "nothing is copied while it is suspended");
     shop.ended("s").await;
+    for namespace in [b, c, here] {
+        let copy = shop.maps(&namespace).get("renamed").await.unwrap();
+        assert!(!copy.labels().contains_key(MARK) && !copy.annotations().contains_key("quartermaster.dev/owner"));
+        assert!(copy.owner_references().is_empty(), "it would go after the sync");
+        assert_eq!(serde_json::to_value(copy.data).unwrap(), data, "nothing is copied while it is suspended");
+    }
 }
 
 /// A controller's object is its own, whatever label somebody puts on it.

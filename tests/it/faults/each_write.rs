@@ -9,7 +9,7 @@ use testbed::receiver::Receiver;
 
 use super::bare;
 use super::told::{Told, told};
-use crate::support::{Bed, Plane, at_each_write, killed_at};
+use crate::support::{Bed, Plane, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_write_changes_nothing_but_a_repetition() {
@@ -38,7 +38,7 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
         bed.waiting("web", "TargetNotFound").await;
         bed.event("web", "TargetNotFound").await;
     };
-    let (killed, ()) = killed_at(&bed, Match::writes(), point, write, changes).await;
+    let (killed, ()) = killed_at(&bed, Settings::default(), Match::writes(), point, write, changes).await;
     assert_told(&receiver);
     (killed, end_state(&bed).await)
 }

@@ -32,7 +32,7 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");
-    let (killed, ()) = killed_at(&bed, writes, point, write, changes).await;
+    let (killed, ()) = killed_at(&bed, Settings::default(), writes, point, write, changes).await;
     (killed, end_state(&bed).await)
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use testbed::proxy::{Fault, Match, Point, Then, Times};
+use testbed::proxy::{Fault, Match, Order, Point, Proxy, Then, Times};
 use tokio::sync::Notify;
 
 use super::{Bed, Operator, Settings};
@@ -28,34 +28,54 @@ pub async fn at_each_write(points: &[Point], run: impl AsyncFn(Point, u64) -> (b
     futures::future::join_all(kills).await
 }
 
-/// Plays `scene` with an operator that is killed at write number `write` of those that match, and started again. Whether it
-/// came to that, and what the scene gives.
+/// Waits for one request, to kill the operator at it.
+pub struct Trap {
+    order: Order,
+    reached: Arc<Notify>,
+    dead: Arc<Notify>,
+}
+
+impl Trap {
+    /// For the request of this number (the first is 1) among those that match.
+    pub fn set(proxy: &Proxy, requests: Match, point: Point, number: u64) -> Self {
+        let (reached, dead) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let hook = {
+            let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
+            Fault::hook(point, move |_| {
+                let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
+                async move {
+                    reached.notify_one();
+                    dead.notified().await;
+                    Then::Cut
+                }
+            })
+        };
+        Self { order: proxy.inject(requests, Times::Nth(number), hook), reached, dead }
+    }
+
+    /// Kills the operator once it comes to that request.
+    pub async fn spring(&self, operator: &mut Operator) {
+        self.reached.notified().await;
+        operator.kill();
+        self.dead.notify_one();
+    }
+}
+
+/// Plays `scene` with an operator of these settings that is killed at write number `write` of those that match, and started
+/// again. Whether it came to that, and what the scene gives.
 pub async fn killed_at<T>(
     bed: &Bed,
+    settings: Settings,
     writes: Match,
     point: Point,
     write: u64,
     scene: impl Future<Output = T>,
 ) -> (bool, T) {
     let (proxy, file) = bed.through_proxy().await;
-    let (reached, dead) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let hook = {
-        let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
-        Fault::hook(point, move |_| {
-            let (reached, dead) = (Arc::clone(&reached), Arc::clone(&dead));
-            async move {
-                reached.notify_one();
-                dead.notified().await;
-                Then::Cut
-            }
-        })
-    };
-    let order = proxy.inject(writes, Times::Nth(write), hook);
-    let mut operator = Operator::launch(bed, Settings::default().kubeconfig(file)).await;
+    let trap = Trap::set(&proxy, writes, point, write);
+    let mut operator = Operator::launch(bed, settings.kubeconfig(file)).await;
     let kill = async {
-        reached.notified().await;
-        operator.kill();
-        dead.notify_one();
+        trap.spring(&mut operator).await;
         operator.restart();
         std::future::pending::<()>().await;
     };
@@ -64,5 +84,5 @@ pub async fn killed_at<T>(
         () = kill => unreachable!(),
     };
     drop(operator);
-    (order.hits() > 0, given)
+    (trap.order.hits() > 0, given)
 }

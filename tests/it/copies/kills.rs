@@ -1,0 +1,83 @@
+//! The operator is killed at each of its writes, and is told nothing: the copies are as their source all the same.
+
+use kube::ResourceExt as _;
+use testbed::Options;
+use testbed::proxy::{Match, Point};
+
+use super::*;
+use crate::support::{Plane, at_each_write, killed_at};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_at_any_write_changes_nothing() {
+    let bed = Bed::own_with(Options::apiserver_only(), "kills").await;
+    let points = [Point::Before, Point::AfterApplied, Point::AfterAnswer];
+    let writes = at_each_write(&points, async |point, write| Box::pin(run(&bed.plane, point, write)).await);
+    let writes = Box::pin(writes).await;
+    // At least: the finalizer; two copies, twice; one goes; a status for each of the three; the other goes, and the finalizer.
+    assert!(writes.iter().all(|writes| *writes >= 11), "{writes:?} writes");
+    a_watch_that_is_silent(&bed.plane).await;
+}
+
+/// A sync is made, its immutable source replaced, one of its destinations taken away, and it is deleted, while the operator is
+/// killed at that write. Says whether it came to that, and how all of it went.
+async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
+    let shop = Shop { bed: Bed::on(plane.clone(), "kills").await };
+    let here = shop.bed.namespace.clone();
+    let (one, two) = (shop.open("one", json!({})).await, shop.open("two", json!({})).await);
+    let source = |value: &str| json!({ "immutable": true, "data": { "a": value } });
+    shop.map(&here, "settings", source("1")).await;
+    let changes = async {
+        shop.sync("s", json!({ "destinationNamespaces": [one, two] })).await;
+        shop.reads("s", "Synced").await;
+        shop.drop(&here, "settings").await;
+        shop.map(&here, "settings", source("2")).await;
+        shop.copied(&one, "settings", json!({ "a": "2" })).await;
+        shop.copied(&two, "settings", json!({ "a": "2" })).await;
+        shop.reads("s", "Synced").await;
+        shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [one] } })).await;
+        shop.reads("s", "Synced").await;
+        let between = copies(&shop).await;
+        shop.bed.delete::<ConfigMapSync>("s").await;
+        shop.ended("s").await;
+        json!({ "between": between, "after": copies(&shop).await })
+    };
+    // Events are best effort.
+    let writes = Match::writes().except_resource("events");
+    Box::pin(killed_at(&shop.bed, shop.serving(&["one", "two"]), writes, point, write, changes)).await
+}
+
+/// What there is in the two namespaces.
+async fn copies(shop: &Shop) -> Value {
+    let mut copies = Vec::new();
+    for name in ["one", "two"] {
+        let copy = shop.maps(&shop.far(name)).get_opt("settings").await.unwrap();
+        copies.push(copy.map(|copy| json!({ "data": copy.data, "immutable": copy.immutable })));
+    }
+    json!(copies)
+}
+
+/// Nothing is believed for ever.
+async fn a_watch_that_is_silent(plane: &Plane) {
+    let shop = Shop { bed: Bed::on(plane.clone(), "silent").await };
+    let (proxy, file) = shop.bed.through_proxy().await;
+    let here = shop.bed.namespace.clone();
+    let far = shop.open("far", json!({})).await;
+    let settings = shop.serving(&["far"]).kubeconfig(file).flag("--resync=1s");
+    let _operator = Operator::start(&shop.bed, settings).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("s", json!({ "destinationNamespace": far })).await;
+    let first = shop.copied(&far, "settings", json!({ "a": "1" })).await;
+    shop.reads("s", "Synced").await;
+    let hidden = proxy.hide(Match::watch("configmaps"), |event| event.kind == "DELETED");
+    shop.drop(&far, "settings").await;
+    let second = shop.copied(&far, "settings", json!({ "a": "1" })).await;
+    assert_ne!(first.uid(), second.uid());
+    assert_eq!(hidden.hits(), 1);
+    proxy.behave();
+
+    proxy.freeze(Match::watch("configmaps"));
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.copied(&far, "settings", json!({ "a": "2" })).await;
+    shop.edit(&far, "settings", json!({ "data": { "a": "3" } })).await;
+    shop.copied(&far, "settings", json!({ "a": "2" })).await;
+}
