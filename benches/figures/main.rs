@@ -19,7 +19,6 @@ use tokio::process::Command;
 
 mod floor;
 mod line;
-mod process;
 mod rows;
 mod stage;
 #[path = "../../tests/it/support/mod.rs"]

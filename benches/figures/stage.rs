@@ -28,6 +28,8 @@ pub const POINTS: usize = 5;
 pub const FIELDS: usize = 1_000;
 /// Changes a second, where they come at a pace.
 pub const RATE: u32 = 50;
+/// How long it is left alone before its memory is read.
+pub const SETTLE: Duration = Duration::from_secs(5);
 /// How long whatever is waited for may take.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
@@ -101,13 +103,12 @@ impl Stage {
 
     /// How the release is run: everywhere, with an election, as shipped.
     pub fn settings(&self) -> Settings {
-        Settings::default().shipped(self.program.clone()).whole_cluster().flag("--leader-elect")
+        settings(self.program.clone())
     }
 
     /// An operator that leads and has told of `fields` fields that they are there.
     pub async fn operator(&self, fields: usize) -> Result<Operator> {
-        let operator = Operator::start(&self.bed, self.settings()).await;
-        leads(&operator).await?;
+        let operator = leading(&self.bed, self.settings()).await?;
         self.delivered(fields).await?;
         self.forget();
         Ok(operator)
@@ -200,6 +201,18 @@ const NAME: &str = "field-";
 /// Name of the contact point of the field with this index.
 pub fn point(index: usize) -> String {
     format!("point-{}", index % POINTS)
+}
+
+/// As users run the program, for the whole cluster.
+pub fn settings(program: PathBuf) -> Settings {
+    Settings::default().shipped(program).whole_cluster().flag("--leader-elect")
+}
+
+/// Starts a replica and waits until it leads.
+pub async fn leading(bed: &Bed, settings: Settings) -> Result<Operator> {
+    let operator = Operator::start(bed, settings).await;
+    leads(&operator).await?;
+    Ok(operator)
 }
 
 /// Waits until a replica leads. Its log is looked at, because that costs it nothing.

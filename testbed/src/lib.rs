@@ -8,6 +8,7 @@ pub mod proxy;
 pub mod receiver;
 mod serve;
 pub mod tls;
+pub mod usage;
 pub mod wait;
 
 pub use control_plane::{ControlPlane, Options, shared};

@@ -7,8 +7,7 @@ use anyhow::Result;
 
 use crate::floor::Floor;
 use crate::line::{Line, Sample};
-use crate::stage::{Change, Sender, Stage, leads, name, point};
-use crate::support::Operator;
+use crate::stage::{Change, Sender, Stage, leading, name, point};
 
 /// Times that each is done.
 const TIMES: usize = 10;
@@ -19,8 +18,7 @@ const LIMIT: f64 = 1_000.0;
 pub async fn appear(program: PathBuf) -> Result<Vec<Line>> {
     let stage = Stage::set(program, 0).await?;
     let (_floor, _) = Floor::start(&stage).await?;
-    let operator = Operator::start(&stage.bed, stage.settings()).await;
-    leads(&operator).await?;
+    let _operator = leading(&stage.bed, stage.settings()).await?;
     let bed = &stage.bed;
 
     let (mut targets, mut floor) = (Sample::default(), Sample::default());

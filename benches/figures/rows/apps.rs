@@ -15,13 +15,13 @@ use quartermaster::registry;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::receiver::Receiver;
+use testbed::usage::{Memory, cpu_seconds};
 use testbed::wait::until;
 use tokio::task::AbortHandle;
 
 use crate::line::{Line, Sample};
-use crate::process::{Memory, cpu_seconds};
-use crate::stage::{AT_ONCE, PATIENCE, leads, milliseconds};
-use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
+use crate::stage::{AT_ONCE, PATIENCE, SETTLE, leading, milliseconds, settings};
+use crate::support::{ACCOUNT, Bed, Operator, SYSTEM};
 
 const BURST: usize = 500;
 const ROUNDS: usize = 3;
@@ -130,10 +130,7 @@ impl Scene {
     }
 
     async fn operator(&self, program: PathBuf) -> Result<Operator> {
-        let settings = Settings::default().shipped(program).whole_cluster().flag("--leader-elect");
-        let operator = Operator::start(&self.bed, settings).await;
-        leads(&operator).await?;
-        Ok(operator)
+        leading(&self.bed, settings(program)).await
     }
 
     fn api(&self, resource: &ApiResource) -> Api<DynamicObject> {
@@ -240,7 +237,7 @@ pub async fn alone(program: PathBuf) -> Result<Vec<Line>> {
     }
     scene.make_all(&APPS, &names(MANY)).await?;
     scene.children((MANY + ALONE) * 2).await?;
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    tokio::time::sleep(SETTLE).await;
     let memory = Memory::of(operator.child().id())?;
     Ok(vec![
         Line::new("one AppService -> both children, p50", sample.p50(), "ms").below(15.0),

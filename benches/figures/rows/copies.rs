@@ -14,13 +14,13 @@ use kube::{Api, ResourceExt as _};
 use quartermaster::api::ConfigMapSync;
 use serde_json::{Value, json};
 use testbed::Options;
+use testbed::usage::Memory;
 use testbed::wait::until;
 use tokio::task::AbortHandle;
 
 use crate::line::{Line, Sample};
-use crate::process::Memory;
-use crate::stage::{AT_ONCE, PATIENCE, leads, milliseconds};
-use crate::support::{Bed, Operator, Settings};
+use crate::stage::{AT_ONCE, PATIENCE, SETTLE, leading, milliseconds, settings};
+use crate::support::{Bed, Operator};
 
 const SYNCS: usize = 100;
 const EDITS: usize = 1_000;
@@ -66,10 +66,7 @@ impl Scene {
     }
 
     async fn operator(&self, program: PathBuf) -> Result<Operator> {
-        let settings = Settings::default().shipped(program).whole_cluster().flag("--leader-elect");
-        let operator = Operator::start(&self.bed, settings).await;
-        leads(&operator).await?;
-        Ok(operator)
+        leading(&self.bed, settings(program)).await
     }
 
     fn maps(&self, namespace: &str) -> Api<ConfigMap> {
@@ -254,7 +251,7 @@ pub async fn crowd(program: PathBuf) -> Result<Vec<Line>> {
         served += 1;
     }
     ensure!(served == SYNCS);
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    tokio::time::sleep(SETTLE).await;
     let memory = Memory::of(operator.child().id())?;
     Ok(vec![
         Line::new("RssAnon, 100 syncs among 10,000 ConfigMaps", memory.anonymous, "MiB").below(24.0),

@@ -5,15 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use testbed::receiver::Pace;
+use testbed::usage::Memory;
 
 use crate::floor::Floor;
 use crate::line::Line;
-use crate::process::Memory;
-use crate::stage::{FIELDS, POINTS, Sender, Stage, leads};
-use crate::support::Operator;
-
-/// How long it is left alone before its memory is read.
-const SETTLE: Duration = Duration::from_secs(5);
+use crate::stage::{FIELDS, POINTS, SETTLE, Sender, Stage, leading};
 
 /// How many changes the memory is read after.
 const CHANGES: usize = 10_000;
@@ -47,8 +43,7 @@ fn lines(when: &str, [ours, floor]: Held, anonymous: f64, resident: f64) -> [Lin
 async fn worked(program: PathBuf, rate: Option<u32>) -> Result<(Held, Held, Held, Line)> {
     let stage = Stage::set(program, 0).await?;
     let (floor, _) = Floor::start(&stage).await?;
-    let mut operator = Operator::start(&stage.bed, stage.settings()).await;
-    leads(&operator).await?;
+    let mut operator = leading(&stage.bed, stage.settings()).await?;
     let process = operator.child().id();
     let read = async || {
         tokio::time::sleep(SETTLE).await;

@@ -5,16 +5,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use testbed::control_plane::audit::{Mark, Request};
+use testbed::usage::cpu_seconds;
 
 use crate::floor::Floor;
 use crate::line::{Line, Sample};
-use crate::process::cpu_seconds;
-use crate::stage::{FIELDS, PATIENCE, Stage, says_it_leads};
+use crate::stage::{FIELDS, PATIENCE, SETTLE, Stage, says_it_leads};
 use crate::support::{ACCOUNT, Operator, SYSTEM};
 
 /// CPU and writes over a minute in which nothing changes. The floor rests beside it.
 pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
-    const SETTLE: Duration = Duration::from_secs(5);
     const WINDOW: Duration = Duration::from_mins(1);
     let stage = Stage::set(program, FIELDS).await?;
     let before = stage.bed.plane.audit().mark().await?;

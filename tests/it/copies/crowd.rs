@@ -1,18 +1,12 @@
 //! A cluster full of `ConfigMap`s that are nobody's business.
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use testbed::usage::Memory;
 
 use super::*;
 
 const CROWD: usize = 10_000;
 const SYNCS: usize = 100;
-
-/// In MiB.
-fn memory(pid: u32, field: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
-    line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_others_are_not_remembered_and_hide_nothing() {
@@ -56,7 +50,6 @@ async fn ten_thousand_others_are_not_remembered_and_hide_nothing() {
         shop.copied(&far, name, json!({ "a": "edited" })).await;
     }
     // The figures are the bench's; a crowd that is remembered would be ten times as much, also in a debug build.
-    let pid = operator.child().id();
-    let (anonymous, resident) = (memory(pid, "RssAnon"), memory(pid, "VmRSS"));
-    assert!(anonymous < 48, "RssAnon {anonymous} MiB, VmRSS {resident} MiB");
+    let memory = Memory::of(operator.child().id()).unwrap();
+    assert!(memory.anonymous < 48.0, "{memory:?}");
 }

@@ -1,4 +1,4 @@
-//! What `/proc` says of a process (<https://man7.org/linux/man-pages/man5/proc.5.html>).
+//! What a process uses, as `/proc` says (<https://man7.org/linux/man-pages/man5/proc.5.html>).
 
 use anyhow::{Context as _, Result};
 
