@@ -5,4 +5,5 @@ pub mod config_map_sync;
 pub mod contact_point;
 pub mod my_app;
 pub mod notifications;
+pub mod pod;
 pub mod tracked_field;

@@ -19,6 +19,7 @@ use self::standing::{PROGRESSING, Rollout, SUSPENDED, Served, Standing};
 use crate::api::AppService;
 use crate::api::app_service::{AppServiceStatus, GROUP};
 use crate::api::kind::{EVENTS, Kind, Right};
+use crate::controllers::pod;
 use crate::runtime::cache::Touched;
 use crate::runtime::children::{Children, Trouble};
 use crate::runtime::conditions::READY;
@@ -167,7 +168,7 @@ impl AppServices {
     }
 
     /// What the Pods say of why they do not run.
-    async fn trouble(&self, key: &Key) -> Result<Option<pods::Trouble>, Error> {
+    async fn trouble(&self, key: &Key) -> Result<Option<pod::Trouble>, Error> {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
         let api: Api<Pod> = Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
         let selected = ListParams::default().labels(&format!("{}={}", build::APP, key.name)).limit(PODS);

@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::build::APP;
-use super::pods::Trouble;
 use crate::api::app_service::{AppCondition, AppServiceStatus, ServedPort};
+use crate::controllers::pod::Trouble;
 use crate::runtime::conditions::READY;
 
 /// The reason of an app that is as it should be.

@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use kube::core::ObjectMeta;
 
 use super::build::{APP, BANNER, BUILT_FROM, Digested, Wanted, app_name};
+use crate::controllers::pod::{self, Trouble};
 use crate::runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
 
 /// Reasons that pass by themselves: nobody need be told.
@@ -187,20 +188,18 @@ fn condition(status: &PodStatus, type_: &str) -> Option<(bool, Why)> {
 
 /// The most telling thing that a Pod's status has to say of why it is not ready.
 fn why(name: &str, phase: &str, status: &PodStatus) -> Why {
-    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
     match phase {
         "Failed" => return Why::new(FAILED, format!("{name} failed: {}", end(status))),
         "Succeeded" => return Why::new(SUCCEEDED, format!("{name} ended: {}", end(status))),
         _ => {}
     }
-    let waiting = containers.clone().filter_map(waiting);
-    let terminated = containers.clone().filter_map(terminated);
+    if let Some(Trouble { reason, message }) = pod::trouble(status) {
+        return Why { reason, message };
+    }
     let unscheduled = condition(status, "PodScheduled").filter(|(well, _)| !well).map(|(_, why)| why);
-    // What passes by itself says less than what does not.
-    let (passing, lasting): (Vec<_>, Vec<_>) = waiting.partition(Why::is_passing);
-    let all = lasting.into_iter().chain(unscheduled).chain(terminated).chain(passing);
-    let first = all.into_iter().find(|why| is_reason(&why.reason));
-    first.unwrap_or_else(|| match (phase, condition(status, "Ready")) {
+    let containers = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let mut passing = unscheduled.into_iter().chain(containers.filter_map(waiting));
+    passing.find(|why| pod::is_reason(&why.reason)).unwrap_or_else(|| match (phase, condition(status, "Ready")) {
         ("Running", Some((false, why))) if !why.message.is_empty() => Why::new(NOT_READY, why.message),
         ("Running", _) => Why::new(NOT_READY, format!("{name} runs and is not ready")),
         _ => Why::new(PENDING, format!("{name} is not running yet")),
@@ -211,13 +210,6 @@ fn waiting(status: &ContainerStatus) -> Option<Why> {
     let waiting = status.state.as_ref()?.waiting.as_ref()?;
     let message = waiting.message.clone().unwrap_or_else(|| format!("container {} waits", status.name));
     Some(Why { reason: waiting.reason.clone()?, message })
-}
-
-/// A container that is to be started again; one that has done its work has nothing to say.
-fn terminated(status: &ContainerStatus) -> Option<Why> {
-    let terminated = status.state.as_ref()?.terminated.as_ref().filter(|ended| ended.exit_code != 0)?;
-    let reason = terminated.reason.clone()?;
-    Some(Why { reason, message: format!("container {} ended with code {}", status.name, terminated.exit_code) })
 }
 
 /// How a Pod came to its end: what the kubelet says of the Pod, or what its container says.
@@ -233,16 +225,6 @@ fn end(status: &PodStatus) -> String {
         Some(format!("{reason}: container {} ended with code {}", status.name, terminated.exit_code))
     };
     status.container_statuses.iter().flatten().find_map(ended).unwrap_or_else(|| "no reason is given".into())
-}
-
-/// Whether it may be a condition's reason
-/// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/condition-v1-meta/>).
-fn is_reason(text: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"_,:".contains(&byte);
-    text.starts_with(|first: char| first.is_ascii_alphabetic())
-        && text.ends_with(|last: char| last.is_ascii_alphanumeric() || last == '_')
-        && text.bytes().all(inner)
-        && text.len() <= 1024
 }
 
 #[cfg(test)]
@@ -281,7 +263,7 @@ mod tests {
     #[case::starting(json!({ "phase": "Pending", "containerStatuses": state(&json!({ "waiting": { "reason": "ContainerCreating" } })) }), "ContainerCreating", "container web waits")]
     #[case::no_image(json!({ "phase": "Pending", "containerStatuses": waits("ImagePullBackOff", "Back-off pulling") }), "ImagePullBackOff", "Back-off pulling")]
     #[case::crashes(json!({ "phase": "Running", "containerStatuses": waits("CrashLoopBackOff", "back-off 10s") }), "CrashLoopBackOff", "back-off 10s")]
-    #[case::crashed(json!({ "phase": "Running", "containerStatuses": state(&json!({ "terminated": { "reason": "OOMKilled", "exitCode": 137 } })) }), "OOMKilled", "container web ended with code 137")]
+    #[case::crashed(json!({ "phase": "Running", "containerStatuses": state(&json!({ "terminated": { "reason": "OOMKilled", "exitCode": 137 } })) }), "CrashLoopBackOff", "container web ended with exit code 137 (OOMKilled) and is started again")]
     #[case::not_ready(json!({ "phase": "Running", "conditions": conditions("Ready", "NodeLost", "gone quiet"), "containerStatuses": state(&json!({ "running": {} })) }), "PodNotReady", "gone quiet")]
     #[case::evicted(json!({ "phase": "Failed", "reason": "Evicted", "message": "low on memory" }), "PodFailed", "web-pod failed: Evicted: low on memory")]
     #[case::failed(json!({ "phase": "Failed", "containerStatuses": state(&json!({ "terminated": { "reason": "Error", "exitCode": 2 } })) }), "PodFailed", "web-pod failed: Error: container web ended with code 2")]

@@ -11,7 +11,7 @@ use quartermaster::controllers::contact_point::endpoint::Blocked;
 use quartermaster::controllers::contact_point::standing;
 use quartermaster::controllers::tracked_field::field::Field;
 use quartermaster::controllers::tracked_field::waiting::Waiting;
-use quartermaster::controllers::{app_service, my_app};
+use quartermaster::controllers::{app_service, my_app, pod};
 use quartermaster::notify::StopReason;
 use quartermaster::notify::queue::Standing;
 use quartermaster::runtime::children::Trouble;
@@ -185,7 +185,7 @@ fn problems() -> Vec<&'static str> {
 #[test]
 fn every_reason_of_an_app_service_has_its_row() {
     let page = page("app-service.md");
-    let pods = [app_service::pods::CRASH_LOOP, app_service::pods::PULL_BACK_OFF, app_service::pods::UNSCHEDULABLE];
+    let pods = [pod::CRASH_LOOP, pod::PULL_BACK_OFF, pod::UNSCHEDULABLE];
     let standing = [app_service::standing::WELL, app_service::standing::PROGRESSING];
     for reason in problems().into_iter().chain(pods).chain(standing) {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
