@@ -116,18 +116,7 @@ impl Stage {
 
     /// Waits until the history of each of so many fields is there, and all of it delivered.
     pub async fn delivered(&self, fields: usize) -> Result<()> {
-        let api = self.bed.api::<TrackedField>();
-        until(format!("{fields} histories, all delivered"), PATIENCE, async || {
-            // A list of them all is work for the apiserver: not at every look.
-            tokio::time::sleep(Duration::from_millis(200)).await;
-            let objects = api.list(&ListParams::default()).await?.items;
-            let histories = objects.iter().map(|field| field.history().unwrap());
-            let told = histories.filter(|history| !history.is_empty() && !history.iter().any(Entry::is_pending));
-            let told = told.count();
-            ensure!(told == fields, "{told} are");
-            Ok(Some(()))
-        })
-        .await
+        delivered(&self.bed, fields).await
     }
 
     /// A value that no field had before.
@@ -201,6 +190,22 @@ const NAME: &str = "field-";
 /// Name of the contact point of the field with this index.
 pub fn point(index: usize) -> String {
     format!("point-{}", index % POINTS)
+}
+
+/// Waits until the history of each of so many fields is there, and all of it delivered.
+pub async fn delivered(bed: &Bed, fields: usize) -> Result<()> {
+    let api = bed.api::<TrackedField>();
+    until(format!("{fields} histories, all delivered"), PATIENCE, async || {
+        // A list of them all is work for the apiserver: not at every look.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let objects = api.list(&ListParams::default()).await?.items;
+        let histories = objects.iter().map(|field| field.history().unwrap());
+        let told = histories.filter(|history| !history.is_empty() && !history.iter().any(Entry::is_pending));
+        let told = told.count();
+        ensure!(told == fields, "{told} are");
+        Ok(Some(()))
+    })
+    .await
 }
 
 /// As users run the program, for the whole cluster.

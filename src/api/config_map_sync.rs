@@ -21,6 +21,10 @@ const IS_NAME: &str = "self.matches('^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$')
 const NAMESPACE: &str = "write the name of a namespace: lower-case letters, digits and '-', at most 63";
 const NAME: &str = "write the name of a ConfigMap: lower-case letters, digits, '-' and '.', at most 253";
 
+/// What to write where a selector names what no namespace can have.
+pub const LABELS: &str =
+    "write labels: keys such as team or example.com/team, values of letters, digits, '-', '_' and '.'";
+
 /// Keeps a `ConfigMap` copied into other namespaces.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
@@ -153,6 +157,13 @@ fn selector_schema(generator: &mut SchemaGenerator) -> Schema {
         "rule": "!has(self.matchExpressions) || self.matchExpressions.all(it, \
                  (it.operator in ['In', 'NotIn']) == (has(it.values) && it.values.size() > 0))",
         "message": "give values with the operators In and NotIn, and none with Exists and DoesNotExist",
+    }, {
+        "rule": "(!has(self.matchLabels) || self.matchLabels.all(key, !format.qualifiedName().validate(key).hasValue() \
+                 && !format.labelValue().validate(self.matchLabels[key]).hasValue())) \
+                 && (!has(self.matchExpressions) || self.matchExpressions.all(it, \
+                 !format.qualifiedName().validate(it.key).hasValue() && (!has(it.values) \
+                 || it.values.all(value, !format.labelValue().validate(value).hasValue()))))",
+        "message": LABELS,
     }]);
     // An object that was one.
     Schema::try_from(schema).unwrap_or_default()

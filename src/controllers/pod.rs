@@ -22,8 +22,7 @@ pub struct Trouble {
     pub message: String,
 }
 
-/// Why a Pod of this status does not run; none while it is on its way, or runs. What is said does not alternate with what the
-/// kubelet tries at the moment, so that it is not news again and again.
+/// Why a Pod of this status does not run; none while it is on its way, or runs.
 pub fn trouble(status: &PodStatus) -> Option<Trouble> {
     let unscheduled = status.conditions.iter().flatten().find(|condition| {
         condition.type_ == "PodScheduled"
@@ -44,9 +43,8 @@ fn of_container(container: &ContainerStatus) -> Option<Trouble> {
     let message = waiting.and_then(|waiting| waiting.message.as_deref()).unwrap_or_default();
     let ended = state.terminated.as_ref().filter(|ended| ended.exit_code != 0);
     let before = container.last_state.as_ref().and_then(|last| last.terminated.as_ref());
-    let again = waiting.is_none() && container.restart_count > 0 && before.is_some();
     let last = ended.or(before);
-    if reason == CRASH_LOOP || ended.is_some() || again {
+    if reason == CRASH_LOOP || ended.is_some() {
         let message = last.map_or_else(
             || message.to_owned(),
             |last| {
@@ -110,7 +108,7 @@ mod tests {
     #[case::old_back_off(waiting("ImagePullBackOff", "Back-off pulling image \"x\""), Some(("ImagePullBackOff", "Back-off pulling image \"x\"")))]
     #[case::config(waiting("CreateContainerConfigError", "secret \"x\" not found"), Some(("CreateContainerConfigError", "secret \"x\" not found")))]
     #[case::crash(container(json!({ "restartCount": 3, "state": { "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 40s restarting" } }, "lastState": { "terminated": { "exitCode": 7, "reason": "Error" } } })), Some(("CrashLoopBackOff", "container web ended with exit code 7 (Error) and is started again")))]
-    #[case::between_crashes(container(json!({ "restartCount": 4, "state": { "running": {} }, "lastState": { "terminated": { "exitCode": 7, "reason": "Error" } } })), Some(("CrashLoopBackOff", "container web ended with exit code 7 (Error) and is started again")))]
+    #[case::between_crashes(container(json!({ "restartCount": 4, "state": { "running": {} }, "lastState": { "terminated": { "exitCode": 7, "reason": "Error" } } })), None)]
     #[case::first_crash(container(json!({ "state": { "terminated": { "exitCode": 137, "reason": "OOMKilled" } } })), Some(("CrashLoopBackOff", "container web ended with exit code 137 (OOMKilled) and is started again")))]
     #[case::done(container(json!({ "state": { "terminated": { "exitCode": 0, "reason": "Completed" } } })), None)]
     #[case::no_reason(waiting("my reason", "x"), None)]

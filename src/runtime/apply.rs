@@ -79,6 +79,12 @@ pub fn is_terminating(said: &Status) -> bool {
     said.details.iter().flat_map(|details| &details.causes).any(|cause| cause.reason == "NamespaceTerminating")
 }
 
+/// Whether a field is to be changed that nobody can change.
+pub fn is_immutable(said: &Status) -> bool {
+    let causes = said.details.iter().flat_map(|details| &details.causes);
+    said.code == 422 && causes.into_iter().any(|cause| cause.message.contains("field is immutable"))
+}
+
 /// Whether a policy or a webhook refused it: with any code, and for as long as that stands.
 pub fn is_denied(said: &Status) -> bool {
     said.message.contains("denied the request") || said.message.contains("ValidatingAdmissionPolicy")
@@ -122,7 +128,26 @@ pub async fn apply<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<K
 where
     K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
 {
-    let parameters = PatchParams { field_manager: Some(manager.into()), force: true, ..PatchParams::default() };
+    applied(api, manager, object, false).await
+}
+
+/// What would come of [`apply`]: nothing is changed.
+///
+/// # Errors
+/// What the apiserver answers.
+pub async fn try_apply<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+{
+    applied(api, manager, object, true).await
+}
+
+async fn applied<K>(api: &Api<K>, manager: &str, object: &K, dry_run: bool) -> kube::Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let parameters =
+        PatchParams { field_manager: Some(manager.into()), force: true, dry_run, ..PatchParams::default() };
     let mut whole = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
     whole["apiVersion"] = K::api_version(&()).into();
     whole["kind"] = K::kind(&()).into();

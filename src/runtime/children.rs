@@ -106,9 +106,9 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let _ = self.wanted.set(());
     }
 
-    /// What is known of the child of this name that has our mark.
-    pub fn report(&self, key: &Key) -> Option<S> {
-        self.seen.report(key)
+    /// What is known of the child of this name that says it is of `owner`.
+    pub fn report(&self, key: &Key, owner: &Key) -> Option<S> {
+        self.seen.known(key).filter(|known| known.owner.as_ref() == Some(owner)).map(|known| known.report)
     }
 
     /// Waits until the children have been listed, as far as that is let in.
@@ -177,15 +177,21 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                 self.wrote(&key, &live, digest);
                 return Ok(());
             }
+            desired.meta_mut().uid = live.uid();
+            // One that can never be as it is wanted is not claimed: it would go with its owner.
+            if claim == Claim::HandedOver
+                && let Err(kube::Error::Api(said)) = apply::try_apply(&api, self.manager, &desired).await
+                && apply::is_immutable(&said)
+            {
+                return Err(Trouble::Refused { what: what::<K>(&key), said });
+            }
             if claim != Claim::Ours || managed_fields::is_to_be_handed_over(managed, self.manager, left) {
-                let made = claim == Claim::Ours && live.annotations().contains_key(APPLIED);
-                let entries = managed_fields::handed_over(managed, self.manager, &whole, left, made);
+                let entries = managed_fields::handed_over(managed, self.manager, &whole, left);
                 // With the marks at once: killed before the apply that follows, we would otherwise have neither them nor consent.
                 let mut taken = owner.marks(live.meta());
                 taken["managedFields"] = json!(entries);
                 Self::sent(&key, apply::metadata(&api, self.manager, &live, taken).await)?;
             }
-            desired.meta_mut().uid = live.uid();
             let applied = Self::sent(&key, apply::apply(&api, self.manager, &desired).await)?;
             self.wrote(&key, &applied, digest);
             return Ok(());
@@ -214,20 +220,18 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         Ok(true)
     }
 
-    /// Has there be no such child of the owner's; whether it was deleted now. Unless it is watched, having its label, it is
-    /// looked for only if `unmarked` ones are meant too, and then once.
+    /// Has there be no such child of the owner's; whether it was deleted now. One that no watch shows may be there without our
+    /// label: it is asked for, once.
     ///
     /// # Errors
     /// When it is there and could not be deleted.
-    pub async fn remove(
-        &self,
-        owner: &Owner,
-        key: &Key,
-        lives: impl Fn(&str) -> bool + Sync,
-        unmarked: bool,
-    ) -> Result<bool, Trouble> {
+    pub async fn remove(&self, owner: &Owner, key: &Key, lives: impl Fn(&str) -> bool + Sync) -> Result<bool, Trouble> {
         self.ready().await;
-        if self.seen.is_absent(key, unmarked) || matches!(self.seen.look(key, ""), Look::Going) {
+        if owner.is_fresh() && self.seen.known(key).is_none() {
+            // Nor is it asked for later.
+            self.seen.absent(key);
+        }
+        if self.seen.is_absent(key) || self.seen.look(key, "") == Look::Going {
             return Ok(false);
         }
         let api = self.api(key);
@@ -268,7 +272,11 @@ impl<K: ChildKind, S: Report> Children<K, S> {
 
     /// We wrote it so, or found it so: what is known of it is at least as new.
     fn wrote(&self, key: &Key, object: &K, digest: String) {
-        self.seen.wrote(key, self.known(object), digest);
+        let known = self.known(object);
+        let owner = known.owner.clone();
+        if !self.seen.wrote(key, known, digest) {
+            self.tell(owner);
+        }
     }
 
     fn known(&self, object: &K) -> Known<S> {

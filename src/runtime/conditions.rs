@@ -43,10 +43,11 @@ pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition
     conditions.iter().find(|condition| condition.type_ == type_)
 }
 
-/// The condition of that type, if it has another reason or other words than `before`.
+/// The condition of that type, if it has another reason than `before`, or, while it is not well, other words.
 pub fn news<'a>(before: &[Condition], now: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     let (then, now) = (get(before, type_), get(now, type_)?);
-    then.is_none_or(|then| then.reason != now.reason || then.message != now.message).then_some(now)
+    let said = |then: &Condition| then.message == now.message || now.status == "True";
+    then.is_none_or(|then| then.reason != now.reason || !said(then)).then_some(now)
 }
 
 #[cfg(test)]

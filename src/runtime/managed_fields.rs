@@ -14,7 +14,10 @@ const UPDATE: &str = "Update";
 /// Whether `manager` holds all that `desired` says. `desired` is an object as it is sent.
 pub fn holds(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value) -> bool {
     let desired = content(desired);
-    managed.iter().any(|entry| is_of(entry, manager) && covers(fields(entry), &desired, operation(entry) == UPDATE))
+    managed.iter().any(|entry| {
+        let others: Vec<_> = managed.iter().filter(|other| *other != entry).map(fields).collect();
+        is_of(entry, manager) && covers(fields(entry), &desired, (operation(entry) == UPDATE).then_some(&*others))
+    })
 }
 
 /// Whether anything is to be [handed over](handed_over) first: nothing was applied yet, and the fields of a writer that did not
@@ -30,30 +33,63 @@ pub fn is_to_be_handed_over(managed: &[ManagedFieldsEntry], manager: &str, left:
     left.iter().any(|path| find(applied, path).is_some()) || updated.as_object().is_some_and(|rest| !rest.is_empty())
 }
 
-/// The entries after a hand-over: what any writer said who updated a field that is in `desired` is then what `manager`
-/// applied, so that the next apply takes away what it does not name. The fields at the paths of `left` stay with a plain
-/// update of `manager`'s: the value stands until somebody else writes another one. Of an object that `manager` has `made`
-/// nobody else's entry is taken: what others changed since is theirs.
+/// Who says something at `path` through this subresource.
+pub fn who_says<'a>(managed: &'a [ManagedFieldsEntry], subresource: &str, path: &[&str]) -> Option<&'a str> {
+    let says = |entry: &&ManagedFieldsEntry| {
+        entry.subresource.as_deref() == Some(subresource) && find(fields(entry), path).is_some()
+    };
+    managed.iter().find(says)?.manager.as_deref()
+}
+
+/// Whether anybody but `manager` says something at `path`.
+pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
+    managed.iter().any(|entry| entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some())
+}
+
+/// The entries after a hand-over: what its creator said of the object is then what `manager` applied, so that the next apply
+/// takes away what it does not name; and so is what others updated of the fields that are in `desired`, but nothing else of
+/// theirs. The fields at the paths of `left` stay with a plain update of `manager`'s: the value stands until somebody else
+/// writes another one. Of an object of which `manager` said anything before nothing of others is taken: what they changed
+/// since is theirs.
 pub fn handed_over(
     managed: &[ManagedFieldsEntry],
     manager: &str,
     desired: &Value,
     left: &[&[&str]],
-    made: bool,
 ) -> Vec<ManagedFieldsEntry> {
     let api_version = desired["apiVersion"].as_str().unwrap_or_default();
     let desired = content(desired);
-    let (former, mut entries): (Vec<_>, Vec<_>) = managed.iter().cloned().partition(|entry| {
+    let tells = |entry: &ManagedFieldsEntry| {
         let here = entry.subresource.as_deref().unwrap_or_default().is_empty();
-        let told = entry.api_version.as_deref() == Some(api_version);
-        let theirs = !made && operation(entry) == UPDATE && overlaps(fields(entry), &desired);
-        here && told && (is_of(entry, manager) || theirs)
-    });
+        here && entry.api_version.as_deref() == Some(api_version)
+    };
+    let made = managed.iter().any(|entry| tells(entry) && is_of(entry, manager));
+    // Whoever made it said most of what it is.
+    let said = |entry| shared(&mut fields(entry).clone(), &desired).as_ref().map_or(0, leaves);
+    let others = managed.iter().enumerate().filter(|(_, entry)| !made && tells(entry) && operation(entry) == UPDATE);
+    let creator = others.map(|(at, entry)| (said(entry), at)).filter(|(said, _)| *said > 0).max().map(|(_, at)| at);
     let mut applied = Value::Object(Map::new());
     let mut at: Option<Time> = None;
-    for entry in &former {
-        join(&mut applied, fields(entry).clone());
-        at = at.max(entry.time.clone());
+    let mut entries = Vec::new();
+    for (number, entry) in managed.iter().enumerate() {
+        let mut entry = entry.clone();
+        let taken = if !tells(&entry) {
+            None
+        } else if is_of(&entry, manager) || Some(number) == creator {
+            entry.fields_v1.take().map(|fields| fields.0)
+        } else if !made && operation(&entry) == UPDATE {
+            entry.fields_v1.as_mut().and_then(|fields| shared(&mut fields.0, &desired))
+        } else {
+            None
+        };
+        if let Some(taken) = taken {
+            join(&mut applied, taken);
+            at = at.max(entry.time.clone());
+        }
+        // An empty set would be a claim on all.
+        if fields(&entry).as_object().is_some_and(|fields| !fields.is_empty()) {
+            entries.push(entry);
+        }
     }
     let mut kept = Value::Object(Map::new());
     for path in left {
@@ -131,23 +167,30 @@ fn content(object: &Value) -> Value {
     content
 }
 
-/// Whether all of `desired` is in the set. An empty set at a field is that field as a whole. `typed`: the set is that of an
-/// object as the API's types have it, which leave out what is empty.
-fn covers(set: &Value, desired: &Value, typed: bool) -> bool {
+/// Whether all of `desired` is in the set. An empty set at a field is that field as a whole. With `typed` the set is that of an
+/// object as the API's types have it, which leave out what is empty, unless others say something there: their sets.
+fn covers(set: &Value, desired: &Value, typed: Option<&[&Value]>) -> bool {
     let Some(set) = set.as_object() else { return false };
     if set.is_empty() {
         return true;
     }
+    let within =
+        |element: &str| typed.map(|others| others.iter().filter_map(|other| other.get(element)).collect::<Vec<_>>());
     match desired {
         Value::Object(desired) => desired.iter().filter(|(_, value)| !value.is_null()).all(|(name, value)| {
-            match set.get(&format!("f:{name}")) {
-                Some(set) => covers(set, value, typed),
-                None => typed && is_empty(value),
+            let element = format!("f:{name}");
+            let others = within(&element);
+            match set.get(&element) {
+                Some(set) => covers(set, value, others.as_deref()),
+                None => others.is_some_and(|others| others.is_empty()) && is_empty(value),
             }
         }),
-        Value::Array(items) => items
-            .iter()
-            .all(|item| set.iter().any(|(element, set)| is_element(element, item) && covers(set, item, typed))),
+        Value::Array(items) => items.iter().all(|item| {
+            let ours = |(element, set): (&String, &Value)| {
+                is_element(element, item) && covers(set, item, within(element).as_deref())
+            };
+            set.iter().any(ours)
+        }),
         _ => true,
     }
 }
@@ -156,19 +199,35 @@ fn is_empty(value: &Value) -> bool {
     matches!(value, Value::Bool(false)) || value.as_str() == Some("") || value.as_i64() == Some(0)
 }
 
-/// Whether any field of the set has a value in `desired`.
-fn overlaps(set: &Value, desired: &Value) -> bool {
-    let Some(set) = set.as_object() else { return false };
-    if set.is_empty() {
-        return true;
+/// Takes the fields that have a value in `desired` out of the set; none if there are none.
+fn shared(set: &mut Value, desired: &Value) -> Option<Value> {
+    let fields = set.as_object_mut()?;
+    let mut taken = Map::new();
+    fields.retain(|element, inner| {
+        let desired = match (element.strip_prefix("f:"), desired) {
+            (Some(name), Value::Object(desired)) => desired.get(name).filter(|value| !value.is_null()),
+            (None, Value::Array(items)) => items.iter().find(|item| is_element(element, item)),
+            _ => None,
+        };
+        // The list or the item as such.
+        let itself = element == ".";
+        let whole = itself || (desired.is_some() && inner.as_object().is_none_or(Map::is_empty));
+        let part = if whole { Some(inner.take()) } else { desired.and_then(|desired| shared(inner, desired)) };
+        let Some(part) = part else { return true };
+        taken.insert(element.clone(), part);
+        inner.as_object().is_some_and(|rest| !rest.is_empty())
+    });
+    // Who has nothing else of ours keeps it.
+    let none = taken.keys().all(|element| element == ".");
+    if none {
+        fields.append(&mut taken);
     }
-    set.iter().any(|(element, set)| match (element.strip_prefix("f:"), desired) {
-        (Some(name), Value::Object(desired)) => {
-            desired.get(name).is_some_and(|value| !value.is_null() && overlaps(set, value))
-        }
-        (None, Value::Array(items)) => items.iter().any(|item| is_element(element, item) && overlaps(set, item)),
-        _ => false,
-    })
+    (!none).then_some(Value::Object(taken))
+}
+
+/// How many fields there are in the set.
+fn leaves(set: &Value) -> usize {
+    set.as_object().filter(|set| !set.is_empty()).map_or(1, |set| set.values().map(leaves).sum())
 }
 
 /// Whether `element`, `k:{KEYS}` or `v:VALUE`, is this item of a list.
@@ -284,6 +343,20 @@ mod tests {
         assert!(!holds(&[entry(US, UPDATE, "status", set)], US, &desired()));
     }
 
+    /// The API's types leave out some of what is empty, and not all.
+    #[test]
+    fn what_is_empty_is_held_unless_somebody_else_says_it() {
+        let mut desired = desired();
+        desired["spec"]["replicas"] = json!(0);
+        let mut set = whole();
+        take(&mut set, &["f:spec", "f:replicas"]).unwrap();
+        let ours = entry(US, UPDATE, "", set.clone());
+        assert!(holds(std::slice::from_ref(&ours), US, &desired));
+        let scaled = entry("kubectl", UPDATE, "scale", json!({ "f:spec": { "f:replicas": {} } }));
+        assert!(!holds(&[ours, scaled], US, &desired));
+        assert!(!holds(&[entry(US, APPLY, "", set)], US, &desired));
+    }
+
     #[test]
     fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
         let sidecar = json!({ "f:spec": { "f:template": { "f:spec": { "f:containers": { "k:{\"name\":\"side\"}": { ".": {}, "f:name": {} } } } } } });
@@ -291,7 +364,11 @@ mod tests {
         let status = json!({ "f:status": { "f:replicas": {} } });
         let mut old = whole();
         old["f:spec"]["f:strategy"] = json!({ "f:type": {} });
+        let mut edited = json!({ "f:spec": { "f:template": { "f:spec": { "f:tolerations": {} } } } });
+        let toleration = edited.clone();
+        edited["f:spec"]["f:template"]["f:spec"]["f:containers"] = json!({ "k:{\"name\":\"a\"}": { "f:image": {} } });
         let managed = [
+            entry("kubectl-edit", UPDATE, "", edited),
             entry("operator", UPDATE, "", old.clone()),
             entry("kubectl-patch", UPDATE, "", sidecar),
             entry("kubectl-annotate", UPDATE, "", annotation),
@@ -306,12 +383,13 @@ mod tests {
             ),
         ];
         assert!(is_to_be_handed_over(&managed, US, &[]));
-        let after = handed_over(&managed, US, &desired(), &[], false);
+        let after = handed_over(&managed, US, &desired(), &[]);
         let told = |entry: &ManagedFieldsEntry| format!("{} {}", entry.manager.as_deref().unwrap(), operation(entry));
         let names: Vec<_> = after.iter().map(told).collect();
         assert_eq!(
             names,
             [
+                "kubectl-edit Update",
                 "kubectl-patch Update",
                 "kubectl-annotate Update",
                 "kube-controller-manager Update",
@@ -320,7 +398,8 @@ mod tests {
                 "quartermaster/test Apply"
             ]
         );
-        assert_eq!(after[5].fields_v1, Some(FieldsV1(old)));
+        assert_eq!(after[0].fields_v1, Some(FieldsV1(toleration)), "what we say nothing of stays theirs");
+        assert_eq!(after[6].fields_v1, Some(FieldsV1(old)));
         assert!(!is_to_be_handed_over(&after, US, &[]));
         assert!(holds(&after, US, &desired()));
     }
@@ -332,14 +411,14 @@ mod tests {
         wanted["spec"].as_object_mut().unwrap().remove("replicas");
         let applied = [entry(US, APPLY, "", whole())];
         assert!(!is_to_be_handed_over(&applied, US, &[]) && is_to_be_handed_over(&applied, US, &[replicas]));
-        let after = handed_over(&applied, US, &wanted, &[replicas], true);
+        let after = handed_over(&applied, US, &wanted, &[replicas]);
         assert_eq!(after.len(), 2);
         assert_eq!((operation(&after[0]), find(fields(&after[0]), replicas)), (APPLY, None));
         assert_eq!((operation(&after[1]), fields(&after[1])), (UPDATE, &json!({ "f:spec": { "f:replicas": {} } })));
         assert!(!is_to_be_handed_over(&after, US, &[replicas]));
         // And back: an apply that does not name what is ours by an update as well would not take it away.
         assert!(is_to_be_handed_over(&after, US, &[]));
-        let back = handed_over(&after, US, &desired(), &[], true);
+        let back = handed_over(&after, US, &desired(), &[]);
         assert_eq!((back.len(), find(fields(&back[0]), replicas)), (1, Some(&json!({}))));
     }
 

@@ -55,7 +55,9 @@ pub enum Foreign {
 impl Owner {
     /// `object`, once it is stored: before that it has no UID.
     pub fn of<K: Resource<DynamicType = ()>>(object: &K) -> Option<Self> {
-        Some(Self { namespace: object.namespace()?, reference: object.controller_owner_ref(&())?, fresh: false })
+        // Whoever deletes it in the foreground waits for what it has.
+        let reference = OwnerReference { block_owner_deletion: Some(true), ..object.controller_owner_ref(&())? };
+        Some(Self { namespace: object.namespace()?, reference, fresh: false })
     }
 
     /// Says whether nothing was ever done for it. What it is to have is then made without a look at what is there.
@@ -89,13 +91,13 @@ impl Owner {
         &self.reference.name
     }
 
-    /// Marks an object as ours, in whichever namespace it is, and takes the marks of a former owner and the consent to take
-    /// it over away.
+    /// Marks an object as ours, in whichever namespace it is, and takes the marks of a former owner away, and the consent that
+    /// we take it over; another's is for them to use.
     pub fn mark(&self, metadata: &mut ObjectMeta) {
         metadata.labels.get_or_insert_default().insert(OWNER_UID.into(), self.reference.uid.clone());
         let annotations = metadata.annotations.get_or_insert_default();
         annotations.insert(OWNER.into(), self.path());
-        annotations.remove(ADOPT_BY);
+        annotations.retain(|name, value| name != ADOPT_BY || *value != self.path());
         if metadata.namespace.as_deref() == Some(&self.namespace) {
             let references = metadata.owner_references.get_or_insert_default();
             references.retain(|owner| owner.uid == self.reference.uid || !self.is_of_our_name(owner));
@@ -112,7 +114,7 @@ impl Owner {
         self.mark(&mut marked);
         json!({
             "labels": { OWNER_UID: self.uid() },
-            "annotations": { OWNER: self.path(), ADOPT_BY: null },
+            "annotations": { OWNER: self.path(), ADOPT_BY: marked.annotations.unwrap_or_default().get(ADOPT_BY) },
             "ownerReferences": marked.owner_references,
         })
     }
@@ -126,11 +128,11 @@ impl Owner {
             annotations.remove(OWNER);
         }
         if let Some(references) = &mut metadata.owner_references {
-            references.retain(|owner| owner.uid != self.reference.uid);
+            references.retain(|owner| owner.uid != self.reference.uid && !self.is_of_our_name(owner));
         }
     }
 
-    /// Whether an object has all marks of ours, and no consent is left on it.
+    /// Whether an object has all marks of ours, and no consent of ours is left on it.
     pub fn has_marked(&self, metadata: &ObjectMeta) -> bool {
         let mut marked = metadata.clone();
         self.mark(&mut marked);

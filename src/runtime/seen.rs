@@ -24,8 +24,18 @@ struct State<S> {
     unlisted: BTreeSet<Option<String>>,
     /// What the lists that are under way have shown.
     listing: HashMap<Option<String>, HashSet<Key>>,
-    /// How many are asking for a child, and the UIDs that have gone meanwhile.
-    asking: HashMap<Key, (usize, Vec<String>)>,
+    asking: HashMap<Key, Asked>,
+}
+
+/// What is asked for.
+#[derive(Default)]
+struct Asked {
+    /// By how many.
+    by: usize,
+    /// The UIDs that have gone meanwhile.
+    gone: Vec<String>,
+    /// Whether a list meanwhile did not show it.
+    missed: bool,
 }
 
 /// What is kept of a child.
@@ -104,16 +114,16 @@ impl<S: Clone + PartialEq> Seen<S> {
         self.state().known.get(key).map(|(known, _)| known.report.clone())
     }
 
-    /// Those of which this is reported.
-    pub fn those(&self, wanted: impl Fn(&S) -> bool) -> Vec<Key> {
+    /// Those of which this is known.
+    pub fn those(&self, wanted: impl Fn(&Known<S>) -> bool) -> Vec<Key> {
         let state = self.state();
-        state.known.iter().filter(|(_, (known, _))| wanted(&known.report)).map(|(key, _)| key.clone()).collect()
+        state.known.iter().filter(|(_, (known, _))| wanted(known)).map(|(key, _)| key.clone()).collect()
     }
 
-    /// Whether it is known that no child of this name is ours; `unmarked`: also none without our label.
-    pub fn is_absent(&self, key: &Key, unmarked: bool) -> bool {
+    /// Whether it is known that no child of this name is ours, with our label or without it.
+    pub fn is_absent(&self, key: &Key) -> bool {
         let state = self.state();
-        !state.known.contains_key(key) && (!unmarked || state.absent.contains(key))
+        !state.known.contains_key(key) && state.absent.contains(key)
     }
 
     /// It was looked for, and is not there or not ours.
@@ -130,21 +140,23 @@ impl<S: Clone + PartialEq> Seen<S> {
 
     /// The apiserver is asked for a child, or to make or change it, until this value goes.
     pub fn asking(&self, key: &Key) -> Asking<'_, S> {
-        self.state().asking.entry(key.clone()).or_default().0 += 1;
+        self.state().asking.entry(key.clone()).or_default().by += 1;
         Asking { seen: self, key: key.clone() }
     }
 
     /// We wrote or read it so, and it is as wanted: what is known of it is at least as new. One that the watch has shown to
-    /// be gone while it was asked for is gone: that would never be said again.
-    pub fn wrote(&self, key: &Key, known: Known<S>, digest: String) {
+    /// be gone while it was asked for, or that a list meanwhile did not show, may be gone, which would never be said again:
+    /// it is not kept, and `false` says that it is to be looked at once more.
+    pub fn wrote(&self, key: &Key, known: Known<S>, digest: String) -> bool {
         let mut state = self.state();
-        if state.asking.get(key).is_some_and(|(_, gone)| gone.contains(&known.uid)) {
-            return;
+        if state.asking.get(key).is_some_and(|asked| asked.missed || asked.gone.contains(&known.uid)) {
+            return false;
         }
         state.absent.remove(key);
         if state.known.get(key).is_none_or(|(newer, _)| newer.uid != known.uid || newer.version <= known.version) {
             state.known.insert(key.clone(), (known, Some(Fine { digest, at: Instant::now() })));
         }
+        true
     }
 
     /// A watch shows it so; whose news that is.
@@ -179,8 +191,8 @@ impl<S: Clone + PartialEq> Seen<S> {
     /// A watch shows that it is gone; whose news that is.
     pub fn gone(&self, key: &Key, uid: &str) -> Option<Key> {
         let mut state = self.state();
-        if let Some((_, gone)) = state.asking.get_mut(key) {
-            gone.push(uid.to_owned());
+        if let Some(asked) = state.asking.get_mut(key) {
+            asked.gone.push(uid.to_owned());
         }
         if state.known.get(key)?.0.uid != uid {
             return None;
@@ -199,6 +211,9 @@ impl<S: Clone + PartialEq> Seen<S> {
         let shown = state.listing.remove(&shard.map(str::to_owned)).unwrap_or_default();
         let here = |key: &Key| shard.is_none_or(|namespace| *key.namespace == *namespace);
         let missing: Vec<_> = state.known.keys().filter(|key| here(key) && !shown.contains(*key)).cloned().collect();
+        for (_, asked) in state.asking.iter_mut().filter(|(key, _)| here(key) && !shown.contains(*key)) {
+            asked.missed = true;
+        }
         let owners = missing.iter().filter_map(|key| state.known.remove(key)?.0.owner).collect();
         drop(state);
         self.settled(shard);
@@ -224,9 +239,9 @@ pub struct Asking<'a, S: Clone + PartialEq> {
 impl<S: Clone + PartialEq> Drop for Asking<'_, S> {
     fn drop(&mut self) {
         let mut state = self.seen.state();
-        if let Some((others, _)) = state.asking.get_mut(&self.key) {
-            *others -= 1;
-            if *others == 0 {
+        if let Some(asked) = state.asking.get_mut(&self.key) {
+            asked.by -= 1;
+            if asked.by == 0 {
                 state.asking.remove(&self.key);
             }
         }
@@ -289,12 +304,26 @@ mod tests {
             let _another = seen.asking(&web);
             drop(seen.asking(&web));
             assert_eq!(seen.gone(&web, "1"), Some(key("owner")));
-            seen.wrote(&web, child(6, 0, 1), "d".into());
+            assert!(!seen.wrote(&web, child(6, 0, 1), "d".into()), "somebody is to look again");
             assert_eq!(seen.look(&web, "d"), Look::Unknown);
             seen.wrote(&web, Known { uid: "2".into(), ..child(7, 0, 1) }, "d".into());
             assert_eq!((seen.look(&web, "d"), seen.report(&web)), (Look::Fine, Some(1)), "another one of its name");
         }
         assert!(seen.state().asking.is_empty());
+    }
+
+    #[test]
+    fn one_that_a_list_does_not_show_while_it_is_asked_for_may_be_gone() {
+        let seen = Seen::new([None].into(), TRUST);
+        let (web, other) = (key("web"), key("other"));
+        let asking = seen.asking(&web);
+        seen.listing(None);
+        seen.shown(other.clone(), child(4, 0, 1));
+        seen.listed(None);
+        assert!(!seen.wrote(&web, child(6, 0, 1), "d".into()));
+        assert!(seen.wrote(&other, child(6, 0, 1), "d".into()));
+        drop(asking);
+        assert!(seen.wrote(&web, child(6, 0, 1), "d".into()));
     }
 
     #[test]
@@ -322,13 +351,13 @@ mod tests {
     fn what_is_absent_is_asked_for_once() {
         let seen = Seen::<u8>::new([None].into(), TRUST);
         let web = key("web");
-        assert!(seen.is_absent(&web, false) && !seen.is_absent(&web, true));
+        assert!(!seen.is_absent(&web));
         seen.absent(&web);
-        assert!(seen.is_absent(&web, true));
+        assert!(seen.is_absent(&web));
         seen.shown(web.clone(), child(1, 0, 1));
-        assert!(!seen.is_absent(&web, false));
+        assert!(!seen.is_absent(&web));
         seen.gone(&web, "1");
-        assert!(!seen.is_absent(&web, true), "it may be there without its label");
+        assert!(!seen.is_absent(&web), "it may be there without its label");
     }
 
     #[tokio::test]

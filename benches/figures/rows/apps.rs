@@ -20,7 +20,7 @@ use testbed::wait::until;
 use tokio::task::AbortHandle;
 
 use crate::line::{Line, Sample};
-use crate::stage::{AT_ONCE, PATIENCE, SETTLE, leading, milliseconds, settings};
+use crate::stage::{AT_ONCE, PATIENCE, SETTLE, delivered, leading, milliseconds, settings};
 use crate::support::{ACCOUNT, Bed, Operator, SYSTEM};
 
 const BURST: usize = 500;
@@ -214,7 +214,7 @@ pub async fn burst(program: PathBuf) -> Result<Vec<Line>> {
             let began = Instant::now();
             let work = stream::iter(&names).map(|name| scene.bare(made, name)).buffer_unordered(AT_ONCE);
             work.try_for_each(async |()| Ok(())).await?;
-            bare.push(rate(BURST, began.elapsed()));
+            bare.push(rate(BURST, scene.children(BURST * each).await? - began));
         }
         let note = format!("{ours:.0?}/s beside {bare:.0?}/s of a bare program");
         let (ours, bare) = (median(ours), median(bare));
@@ -257,8 +257,7 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
     scene.make_all(&PODS, &pods).await?;
     scene.children(EACH * 3).await?;
     let receiver = Receiver::start()?;
-    scene.bed.webhook("hook", &receiver.url()).await;
-    let scene_ref = &scene;
+    let (scene_ref, hook) = (&scene, &receiver.url());
     stream::iter(&names)
         .map(|name| async move {
             let scene = scene_ref;
@@ -266,7 +265,8 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
             let here = &scene.bed.namespace;
             let spec = json!({ "sourceNamespace": here, "configMapName": name, "destinationNamespace": here, "destinationName": format!("copy-{name}") });
             scene.create(&of_ours("configmapsync"), name, json!({ "spec": spec })).await?;
-            scene.bed.track(name, "Deployment", "nothing", "replicas", "hook").await;
+            scene.bed.webhook(name, hook).await;
+            scene.bed.track(name, "Deployment", name, "replicas", name).await;
             // What the controller-manager and a kubelet, which do not run, would say.
             let well = json!({ "status": { "observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1,
                 "availableReplicas": 1, "conditions": [{ "type": "Available", "status": "True" }] } });
@@ -279,7 +279,8 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
         .buffer_unordered(AT_ONCE)
         .try_for_each(async |()| Ok(()))
         .await?;
-    for (kind, wanted) in [(of_ours("appservice"), EACH), (of_ours("myapp"), EACH), (of_ours("configmapsync"), EACH)] {
+    delivered(&scene.bed, EACH).await?;
+    for kind in [of_ours("appservice"), of_ours("myapp"), of_ours("configmapsync")] {
         until(format!("every {} is well", kind.kind), PATIENCE, async || {
             tokio::time::sleep(Duration::from_millis(500)).await;
             let all = scene.api(&kind).list(&kube::api::ListParams::default()).await?.items;
@@ -291,7 +292,7 @@ pub async fn still(program: PathBuf) -> Result<Vec<Line>> {
                     .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
             };
             let count = all.iter().filter(well).count();
-            ensure!(count == wanted, "{count} are");
+            ensure!(count == EACH, "{count} are");
             Ok(Some(()))
         })
         .await?;

@@ -47,7 +47,10 @@ pub const KIND: Kind = Kind::of::<AppService>(
         // Patched: the original program's annotation is taken away.
         Right { group: GROUP, resources: &["appservices"], verbs: &["list", "patch", "watch"] },
         Right { group: GROUP, resources: &["appservices/status"], verbs: &["patch"] },
-        Right { group: "apps", resources: &["deployments"], verbs: &["create", "get", "list", "patch", "watch"] },
+        // Asked for where owner references that block the owner's deletion are checked.
+        Right { group: GROUP, resources: &["appservices/finalizers"], verbs: &["update"] },
+        // Never deleted; but OwnerReferencesPermissionEnforcement lets nobody else set its owner.
+        Right { group: "apps", resources: &["deployments"], verbs: COMES_AND_GOES },
         Right { group: "", resources: &["services"], verbs: COMES_AND_GOES },
         Right { group: "autoscaling", resources: &["horizontalpodautoscalers"], verbs: COMES_AND_GOES },
         Right { group: "networking.k8s.io", resources: &["ingresses"], verbs: COMES_AND_GOES },
@@ -139,7 +142,11 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
                 trigger.wake(&key);
             }
         }
-        Touched::Gone(app) => trigger.wake(&Key::of(app.as_ref())),
+        Touched::Gone(app) => {
+            let key = Key::of(app.as_ref());
+            told.gone(&key);
+            trigger.wake(&key);
+        }
     });
     Ok(())
 }
@@ -185,7 +192,8 @@ impl AppServices {
             }
             // An object whose scale is below zero has no status: Kubernetes lets nothing be written of it but its scale.
             Err(kube::Error::Api(refusal)) if refusal.code == 422 && app.spec.size < 0 => {
-                self.tell(key, app, None, &status, said);
+                // Nothing remembers what was said last but what was told.
+                self.tell(key, app, None, &status, false);
                 Err(Error::Rejected(refusal.message))
             }
             Err(error) => Err(Error::WriteStatus(error)),
@@ -193,7 +201,7 @@ impl AppServices {
     }
 
     /// An Event for each change of the reason, and for each change of the words where they are `said` by us or the apiserver:
-    /// those of Pods and Deployments name what comes and goes, and are told once until all is well. A rollout is told by its
+    /// those of Pods and Deployments name what comes and goes, and are told once. A rollout is told by its
     /// end.
     fn tell(
         &self,
@@ -209,10 +217,8 @@ impl AppServices {
             return;
         }
         let well = now.status == "True";
-        if well {
-            self.told.forget(key);
-        }
-        let news = well || self.told.is_news(key, reason) || said;
+        let generation = app.metadata.generation.unwrap_or_default();
+        let news = self.told.is_news(key, generation, well, reason) || said;
         let then = before.and_then(|before| before.condition(READY));
         let same = then.is_some_and(|then| then.reason == now.reason && (!said || then.message == now.message));
         if same || !news {
@@ -250,16 +256,16 @@ impl Reconciler for AppServices {
             }
         };
         let foreign = |it| matches!(&problem, Some(Problem::Conflict { parts, .. }) if parts.contains(&it));
-        let rollout = self.deployments.report(&key).filter(|_| !foreign(Part::Deployment));
+        let rollout = self.deployments.report(&key, &key).filter(|_| !foreign(Part::Deployment));
         let rollout = rollout.map(|running| running.rollout);
-        let served = self.services.report(&key).filter(|_| !foreign(Part::Service));
+        let served = self.services.report(&key, &key).filter(|_| !foreign(Part::Service));
         // Before its Deployment's controller has seen it, there are no Pods that could say anything.
         let asks = problem.is_none() && rollout.as_ref().is_some_and(|rollout| rollout.seen && !rollout.is_complete());
         let trouble = if asks { self.trouble(&key).await } else { Ok(None) };
         let (trouble, unlisted) = trouble.map_or_else(|error| (None, Some(error)), |trouble| (trouble, None));
         let standing = match &problem {
             Some(problem) => Standing::not_ready(problem.reason(), problem.to_string()),
-            None => rollout.as_ref().unwrap_or(&Rollout::default()).standing(trouble),
+            None => rollout.as_ref().unwrap_or(&Rollout::default()).standing(&key, trouble),
         };
         let generation = app.metadata.generation.unwrap_or_default();
         let now = Time(jiff::Timestamp::now());

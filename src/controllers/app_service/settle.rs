@@ -15,10 +15,12 @@ use crate::api::app_service::TCP;
 use crate::runtime::children::Trouble;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome};
-use crate::runtime::{Key, apply, ownership};
+use crate::runtime::{Key, apply, managed_fields, ownership};
 
 /// Reason of the Event of an autoscaler that went.
 pub const AUTOSCALING_OFF: &str = "AutoscalingOff";
+/// Reason of the Event of a Deployment that somebody else scales.
+pub const SCALED_BY_OTHERS: &str = "ScaledByOthers";
 /// How many Pods run, in the form of `managedFields`.
 const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
 
@@ -31,8 +33,10 @@ const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
 pub struct Running {
     /// How far it is.
     pub rollout: Rollout,
-    /// Of one whose container has a port twice: its image and its ports.
-    twins: Option<(String, BTreeSet<i32>)>,
+    /// Of one whose container has a port twice: its image and its ports, in order of their numbers.
+    twins: Option<(String, Vec<i32>)>,
+    /// Who has scaled it since it was last written otherwise.
+    scaled_by: Option<String>,
 }
 
 /// What an app has.
@@ -143,10 +147,14 @@ fn is_taken(said: &kube::core::Status) -> bool {
         || said.message.contains("failed to allocate a nodePort")
 }
 
-/// Whether the apiserver does not take it; of two equal ports on the nodes it says so with a 500.
-fn is_refused(trouble: &Trouble) -> bool {
+/// Whether the apiserver does not take it because of a port that stands there twice; of two equal ports on the nodes it says
+/// so with a 500.
+fn has_a_port_twice(trouble: &Trouble) -> bool {
     match trouble {
-        Trouble::Refused { .. } => true,
+        Trouble::Refused { said, .. } => {
+            let mut causes = said.details.iter().flat_map(|details| &details.causes);
+            causes.any(|cause| cause.reason == "FieldValueDuplicate" && cause.field.contains("ports["))
+        }
         Trouble::Api { error: kube::Error::Api(said), .. } => said.message.starts_with("duplicate nodePort"),
         _ => false,
     }
@@ -158,11 +166,19 @@ impl Running {
         let pod = deployment.spec.as_ref().and_then(|spec| spec.template.spec.as_ref());
         let container = pod.and_then(|pod| pod.containers.first());
         let ports = container.and_then(|container| container.ports.as_deref()).unwrap_or_default();
-        let twins = container.filter(|_| has_twins(ports)).map(|container| {
-            (container.image.clone().unwrap_or_default(), ports.iter().map(|port| port.container_port).collect())
-        });
-        Self { rollout: Rollout::of(deployment), twins }
+        let twins = container
+            .filter(|_| has_twins(ports))
+            .map(|container| (container.image.clone().unwrap_or_default(), numbers(ports)));
+        let managed = deployment.metadata.managed_fields.as_deref().unwrap_or_default();
+        let scaled_by = managed_fields::who_says(managed, "scale", REPLICAS).map(str::to_owned);
+        Self { rollout: Rollout::of(deployment), twins, scaled_by }
     }
+}
+
+fn numbers(ports: &[ContainerPort]) -> Vec<i32> {
+    let mut numbers: Vec<_> = ports.iter().map(|port| port.container_port).collect();
+    numbers.sort_unstable();
+    numbers
 }
 
 /// Whether a port stands there twice: server-side apply cannot say that.
@@ -173,8 +189,8 @@ fn has_twins(ports: &[ContainerPort]) -> bool {
 }
 
 impl AppServices {
-    /// Has all objects of the app be as they are wanted; what stands in the way, the Deployment's first, and
-    /// of what is somebody else's all.
+    /// Has all objects of the app be as they are wanted; what stands in the way, the Deployment's first; where
+    /// that is somebody else's object, all that are.
     ///
     /// # Errors
     /// Something came in between: all is to be looked at again.
@@ -189,8 +205,7 @@ impl AppServices {
         let service = async {
             match build::service(app) {
                 Some(service) => self.service(owner, key, service).await,
-                // The original program's may be there without our label.
-                None => self.services.remove(owner, key, lives, true).await.map(drop),
+                None => self.services.remove(owner, key, lives).await.map(drop),
             }
             .map_err(|trouble| (Part::Service, trouble))
         };
@@ -200,7 +215,7 @@ impl AppServices {
             let foreign = matches!(service, Err((_, Trouble::Conflict(_))));
             let ingress = match build::ingress(app).filter(|_| !foreign) {
                 Some(ingress) => self.ingresses.settle(owner, ingress, lives, &[]).await,
-                None => self.ingresses.remove(owner, key, lives, false).await.map(drop),
+                None => self.ingresses.remove(owner, key, lives).await.map(drop),
             };
             (service, ingress.map_err(|trouble| (Part::Ingress, trouble)))
         };
@@ -230,10 +245,12 @@ impl AppServices {
         let of_autoscaler = |trouble| (Part::Autoscaler, trouble);
         let running = self.running(key, app).await.map_err(of_deployment)?;
         let Some(autoscaler) = build::autoscaler(app) else {
-            if self.autoscalers.remove(owner, key, lives, false).await.map_err(of_autoscaler)? {
+            if self.autoscalers.remove(owner, key, lives).await.map_err(of_autoscaler)? {
                 let ran = running.as_ref().map_or(0, |running| running.rollout.wanted);
                 let note = format!("autoscaling is off: {ran} Pods were wanted, and spec.size is {}", app.size);
                 self.events.normal(object.object_ref(&()), "Scale", AUTOSCALING_OFF, note);
+            } else if let Some(by) = running.as_ref().and_then(|running| running.scaled_by.as_ref()) {
+                self.tell_who_scales(key, object, by);
             }
             return self.deployment(owner, key, app, running.as_ref(), Some(app.size)).await.map_err(of_deployment);
         };
@@ -243,13 +260,25 @@ impl AppServices {
         self.autoscalers.settle(owner, autoscaler, lives, &[]).await.map_err(of_autoscaler)
     }
 
+    /// Somebody scales the Deployment itself, which is put right again: an autoscaler would go on for ever.
+    fn tell_who_scales(&self, key: &Key, object: &AppService, by: &str) {
+        let generation = object.metadata.generation.unwrap_or_default();
+        if self.told.is_news(key, generation, false, SCALED_BY_OTHERS) {
+            let note = format!(
+                "{by} scales Deployment {key}, and spec.size is put back: write spec.size or spec.autoscaling, or scale the \
+                 AppService (kubectl scale, or a HorizontalPodAutoscaler whose scaleTargetRef is this AppService)"
+            );
+            self.events.warning(object.object_ref(&()), "Scale", SCALED_BY_OTHERS, note);
+        }
+    }
+
     fn lives(&self, uid: &str) -> bool {
         ownership::lives(&self.apps, uid)
     }
 
     /// What there is of the Deployment. One without our label is asked for only if that makes a difference.
     async fn running(&self, key: &Key, app: &App<'_>) -> Result<Option<Running>, Trouble> {
-        let known = self.deployments.report(key);
+        let known = self.deployments.report(key, key);
         let twins = has_twins(&build::as_the_original_has_them(&app.ports));
         if known.is_some() || (app.spec.autoscaling.is_none() && !twins) {
             return Ok(known);
@@ -272,8 +301,8 @@ impl AppServices {
     ) -> Result<(), Trouble> {
         let lives = |uid: &str| self.lives(uid);
         let twins = running.and_then(|running| running.twins.as_ref());
-        let numbers = build::as_the_original_has_them(&app.ports).iter().map(|port| port.container_port).collect();
-        let ports = twins.is_none_or(|(image, ports)| *image != app.spec.image || *ports != numbers);
+        let wanted = numbers(&build::as_the_original_has_them(&app.ports));
+        let ports = twins.is_none_or(|(image, ports)| *image != app.spec.image || *ports != wanted);
         let container = format!("k:{{\"name\":\"{}\"}}", app.name);
         let container_ports = ["f:spec", "f:template", "f:spec", "f:containers", &container, "f:ports"];
         let mut left: Vec<&[&str]> = Vec::new();
@@ -286,7 +315,8 @@ impl AppServices {
         let deployment = build::deployment(app, replicas, ports);
         match self.deployments.settle(owner, deployment.clone(), lives, &left).await {
             Err(trouble)
-                if is_refused(&trouble) && self.deployments.reclaim(owner, key, lives, &container_ports).await? =>
+                if has_a_port_twice(&trouble)
+                    && self.deployments.reclaim(owner, key, lives, &container_ports).await? =>
             {
                 self.deployments.settle(owner, deployment, lives, &left).await
             }
@@ -309,7 +339,9 @@ impl AppServices {
         let left: Vec<_> = chosen.iter().map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat()).collect();
         let left: Vec<_> = left.iter().map(Vec::as_slice).collect();
         match self.services.settle(owner, service.clone(), lives, &left).await {
-            Err(trouble) if is_refused(&trouble) && self.services.reclaim(owner, key, lives, SERVICE_PORTS).await? => {
+            Err(trouble)
+                if has_a_port_twice(&trouble) && self.services.reclaim(owner, key, lives, SERVICE_PORTS).await? =>
+            {
                 self.services.settle(owner, service, lives, &left).await
             }
             settled => settled,

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::build::APP;
 use crate::api::app_service::{AppCondition, AppServiceStatus, ServedPort};
 use crate::controllers::pod::Trouble;
+use crate::runtime::Key;
 use crate::runtime::conditions::READY;
 
 /// The reason of an app that is as it should be.
@@ -88,8 +89,8 @@ impl Rollout {
             && number(self.status.available_replicas) == updated
     }
 
-    /// How it stands; `trouble` is what its Pods say.
-    pub fn standing(&self, trouble: Option<Trouble>) -> Standing {
+    /// How the app of that key stands; `trouble` is what its Pods say.
+    pub fn standing(&self, key: &Key, trouble: Option<Trouble>) -> Standing {
         if self.is_complete() {
             let message = match self.wanted {
                 0 => "no Pod is wanted".into(),
@@ -102,7 +103,10 @@ impl Rollout {
             // What `kubectl rollout pause` leaves; as long as it lasts there is nothing else to say.
             if let Some((reason, message)) = self.said("Progressing", "Unknown").filter(|(reason, _)| reason == PAUSED)
             {
-                return Standing::not_ready(reason, message + "; to go on: kubectl rollout resume deployment");
+                return Standing::not_ready(
+                    reason,
+                    format!("{message}; to go on: kubectl rollout resume deployment/{} -n {}", key.name, key.namespace),
+                );
             }
             if let Some((reason, message)) = self.said("ReplicaFailure", "True") {
                 return Standing::not_ready(reason, message);

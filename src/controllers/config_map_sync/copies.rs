@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, Resource};
 use tokio::sync::Semaphore;
 
 use super::MANAGER;
 use super::copy::{self, Step};
-use super::index::{Index, known};
+use super::index::Index;
 use super::standing::Reason;
 use crate::api::config_map_sync::ConfigMapSyncSpec;
 use crate::runtime::ownership::{Claim, Owner};
@@ -60,6 +60,7 @@ impl From<kube::Error> for Trouble {
             403 if said.message.contains("exceeded quota") => Reason::QuotaExceeded,
             403 => Reason::Forbidden,
             400 | 413 | 422 => Reason::Refused,
+            _ if apply::is_denied(said) => Reason::Refused,
             _ => return Self::Failed(error),
         };
         Self::Snag { reason, words: said.message.clone() }
@@ -99,12 +100,12 @@ impl Copies {
         loop {
             let last = tries.next().is_none();
             if !there && let Some(created) = apply::create(&api, MANAGER, &copy::new(source, spec, owner, key)).await? {
-                self.right(key, &created, digest);
+                self.index.right(key, &created, digest);
                 return Ok(true);
             }
             let Some(live) = api.get_opt(&key.name).await? else {
                 if last {
-                    return Err(Trouble::snag(Reason::Terminating, "the copy comes and goes".into()));
+                    return Err(comes_and_goes());
                 }
                 there = false;
                 continue;
@@ -121,7 +122,7 @@ impl Copies {
             }
             let written = match copy::step(source, spec, owner, &live) {
                 Step::Nothing => {
-                    self.right(key, &live, digest);
+                    self.index.right(key, &live, digest);
                     return Ok(false);
                 }
                 Step::Replace(desired) => {
@@ -134,29 +135,40 @@ impl Copies {
             };
             match written {
                 Ok(Some(written)) => {
-                    self.right(key, &written, digest);
+                    self.index.right(key, &written, digest);
                     return Ok(true);
                 }
                 Ok(None) => there = false,
                 Err(kube::Error::Api(said)) if matches!(said.code, 404 | 409) && !last => there = true,
+                Err(kube::Error::Api(said)) if said.code == 404 => return Err(comes_and_goes()),
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// What is ours and not wanted.
-    pub fn others(&self, owner: &Owner, wanted: impl Fn(&Key) -> bool) -> Vec<Key> {
-        let mut others = self.index.copies.those(|uid| *uid == owner.uid());
+    /// What is ours and not wanted; also what was that of one of our name which is gone.
+    pub fn others(&self, owner: &Owner, wanted: impl Fn(&Key) -> bool, lives: &impl Fn(&str) -> bool) -> Vec<Key> {
+        let path = Key::new(owner.namespace(), owner.name());
+        let mut others = self
+            .index
+            .copies
+            .those(|copy| copy.report == owner.uid() || (copy.owner.as_ref() == Some(&path) && !lives(&copy.report)));
         others.retain(|copy| !wanted(copy));
         others
     }
 
     /// Deletes a copy that is ours, or takes its mark off; whether there was one.
-    pub async fn release(&self, owner: &Owner, spec: &ConfigMapSyncSpec, key: &Key) -> kube::Result<bool> {
+    pub async fn release(
+        &self,
+        owner: &Owner,
+        spec: &ConfigMapSyncSpec,
+        key: &Key,
+        lives: &(impl Fn(&str) -> bool + Sync),
+    ) -> kube::Result<bool> {
         let api = self.api(key);
         for last in [false, false, true] {
             let Some(live) = api.get_opt(&key.name).await? else { return Ok(false) };
-            let ours = owner.claim(live.meta(), |_| true) == Claim::Ours;
+            let ours = matches!(owner.claim(live.meta(), lives), Claim::Ours | Claim::Restored);
             if !ours || live.meta().deletion_timestamp.is_some() {
                 return Ok(false);
             }
@@ -176,11 +188,11 @@ impl Copies {
         }
         Ok(false)
     }
+}
 
-    fn right(&self, key: &Key, copy: &ConfigMap, digest: &str) {
-        let uid = copy.labels().get(crate::runtime::ownership::OWNER_UID).cloned().unwrap_or_default();
-        self.index.copies.wrote(key, known(copy, uid), digest.to_owned());
-    }
+/// Somebody makes and deletes it all the time; the next pass has another look.
+fn comes_and_goes() -> Trouble {
+    Trouble::snag(Reason::Terminating, "the copy comes and goes".into())
 }
 
 /// Size of the content, at least 1 and at most [`ROOM`].
@@ -215,7 +227,7 @@ mod tests {
         let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
         let owner = Owner::of(&sync).unwrap();
         let key = Key::new("far", "c");
-        let release = copies.release(&owner, &sync.spec, &key);
+        let release = copies.release(&owner, &sync.spec, &key, &|uid| uid == "other");
         let mut asked = Vec::new();
         let answer = async {
             while let Some((request, answer)) = apiserver.next_request().await {

@@ -66,9 +66,9 @@ struct Place {
     going: bool,
 }
 
-/// A namespace that is to have a copy.
+/// Whether a namespace that is to have a copy is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum Presence {
     /// It is there, or may be: that is not known.
     There,
     /// It is not.
@@ -152,13 +152,13 @@ impl Index {
     }
 
     /// The namespaces that are to have a copy by `plan`.
-    pub fn destinations(&self, plan: &Plan) -> Vec<(String, Standing)> {
+    pub fn destinations(&self, plan: &Plan) -> Vec<(String, Presence)> {
         let known = *self.namespaces.borrow() == Names::Listed;
         let state = self.state();
         let stands = |place: Option<&Place>| match place {
-            Some(place) if place.going => Standing::Going,
-            None if known => Standing::Missing,
-            _ => Standing::There,
+            Some(place) if known && place.going => Presence::Going,
+            None if known => Presence::Missing,
+            _ => Presence::There,
         };
         match &plan.to {
             Destinations::Named(names) => {
@@ -167,7 +167,7 @@ impl Index {
             Destinations::Selected { .. } => {
                 let reached = state.namespaces.iter().filter(|(name, place)| plan.reaches(name, Some(&place.labels)));
                 // One that goes takes its copy with it.
-                reached.filter(|(_, place)| !place.going).map(|(name, _)| (name.clone(), Standing::There)).collect()
+                reached.filter(|(_, place)| !place.going).map(|(name, _)| (name.clone(), Presence::There)).collect()
             }
         }
     }
@@ -183,6 +183,16 @@ impl Index {
             state.looping.remove(key);
         }
         found
+    }
+
+    /// A copy is as wanted, by `digest`; whoever made it is woken if it may be gone already.
+    pub fn right(&self, key: &Key, copy: &ConfigMap, digest: &str) {
+        let uid = copy.labels().get(OWNER_UID).cloned().unwrap_or_default();
+        let known = known(copy, uid);
+        let owner = known.owner.clone();
+        if !self.copies.wrote(key, known, digest.to_owned()) {
+            self.wake(&owner);
+        }
     }
 
     /// Wakes whom a `ConfigMap` concerns, but not `known`, who knows of it.
@@ -289,10 +299,12 @@ impl Observer<PartialObjectMeta<ConfigMap>> for Index {
             Some(uid) => (owner_of(&map.metadata), self.copies.shown(key.clone(), known(&map, uid.clone()))),
             None => (None, self.copies.gone(&key, &map.uid().unwrap_or_default())),
         };
-        if let Some(owner) = news {
-            self.wake.wake(&owner);
+        if let Some(owner) = &news {
+            self.wake.wake(owner);
         }
-        self.touched(&key, owner.as_ref());
+        // Whoever wrote it need not be told; whoever was given it by another has to be.
+        let knows = owner.filter(|owner| news.as_ref().is_none_or(|told| told == owner));
+        self.touched(&key, knows.as_ref());
     }
 
     fn gone(&self, _: &ResourceName, map: PartialObjectMeta<ConfigMap>) {

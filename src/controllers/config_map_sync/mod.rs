@@ -12,7 +12,7 @@ use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
 
 use self::copies::{Copies, Trouble};
-use self::index::{Index, Standing};
+use self::index::{Index, Presence};
 use self::plan::{Plan, Refused};
 use self::standing::{Came, Reason, Snag};
 use crate::api::ConfigMapSync;
@@ -39,10 +39,12 @@ pub const NAME: &str = "configmapsync";
 /// The kind.
 pub const KIND: Kind = Kind::of::<ConfigMapSync>(
     NAME,
-    &["66b9006c4e8a9283"],
+    &["179b765dac46a81d"],
     &[
         Right { group: GROUP, resources: &["configmapsyncs"], verbs: &["list", "patch", "watch"] },
         Right { group: GROUP, resources: &["configmapsyncs/status"], verbs: &["patch"] },
+        // Asked for where owner references that block the owner's deletion are checked.
+        Right { group: GROUP, resources: &["configmapsyncs/finalizers"], verbs: &["update"] },
         Right { group: "", resources: &["configmaps"], verbs: &["create", "delete", "get", "list", "update", "watch"] },
         Right { group: "", resources: &["namespaces"], verbs: &["list", "watch"] },
         EVENTS,
@@ -89,8 +91,40 @@ type Served = Result<bool, Trouble>;
 struct Pass {
     came: Came,
     wrote: bool,
+    /// Whether no watch tells when it is over.
+    asks: bool,
     /// What is worth another try.
     failure: Option<Error>,
+}
+
+/// What came of several copies.
+#[derive(Default)]
+struct Done {
+    wrote: bool,
+    snags: Vec<Snag>,
+    failure: Option<Error>,
+}
+
+impl Done {
+    fn of(copies: Vec<(Key, Served)>) -> Self {
+        let mut all = Self::default();
+        for (copy, result) in copies {
+            let (reason, words) = match result {
+                Ok(written) => {
+                    all.wrote |= written;
+                    continue;
+                }
+                Err(Trouble::Snag { reason, words }) => (reason, words),
+                Err(Trouble::Failed(error)) => {
+                    let words = error.to_string();
+                    all.failure = Some(Error::WriteCopy(copy.clone(), error));
+                    (Reason::WriteFailed, words)
+                }
+            };
+            all.snags.push(Snag { namespace: copy.namespace.to_string(), reason, words });
+        }
+        all
+    }
 }
 
 /// The controller.
@@ -158,7 +192,10 @@ impl ConfigMapSyncs {
 
     /// Copies what is to be copied.
     async fn sync(&self, key: &Key, sync: &ConfigMapSync, owner: &Owner, plan: &Plan) -> Result<Pass, Error> {
-        let blocked = |reason, words| Ok(Pass { came: Came::Blocked { reason, words }, wrote: false, failure: None });
+        let blocked = |reason: Reason, words| {
+            let asks = reason.is_asked_for_again();
+            Ok(Pass { came: Came::Blocked { reason, words }, wrote: false, asks, failure: None })
+        };
         self.index.ready().await;
         if plan.selects()
             && let Some(why) = self.index.blind()
@@ -180,49 +217,57 @@ impl ConfigMapSyncs {
             Ok(Some(source)) => source,
             Ok(None) => {
                 let words = format!("ConfigMap {} does not exist: create it; what was copied of it stays", plan.source);
-                let cleared = self.clear(owner, sync, &wanted).await;
-                let wrote = cleared.iter().any(|(_, result)| matches!(result, Ok(true)));
+                let Done { wrote, snags, failure } = Done::of(self.clear(owner, sync, &wanted).await);
                 let came = Came::Blocked { reason: Reason::SourceNotFound, words };
-                return Ok(Pass { came, wrote, failure: None });
+                return Ok(Pass { came, wrote, asks: !snags.is_empty(), failure });
             }
             Err(kube::Error::Api(said)) if said.code == 403 => return blocked(Reason::Forbidden, said.message.clone()),
             Err(error) => return Err(Error::ReadSource(error)),
         };
         let digest = copy::digest(&source, &sync.spec, owner);
-        let serve = |(namespace, standing): (String, Standing)| {
+        let serve = |(namespace, presence): (String, Presence)| {
             let copy = Key::new(&namespace, &plan.name);
-            self.serve(owner, sync, &source, &digest, copy, standing)
+            self.serve(owner, sync, &source, &digest, copy, presence)
         };
         let mut done: Vec<_> = stream::iter(destinations.into_iter().map(serve)).buffered(AT_ONCE).collect().await;
         let right = done.iter().filter(|(_, result)| result.is_ok()).count();
         done.extend(self.clear(owner, sync, &wanted).await);
-        let (mut snags, mut wrote, mut failure) = (Vec::new(), false, None);
-        for (copy, result) in done {
-            let (reason, words) = match result {
-                Ok(written) => {
-                    wrote |= written;
-                    continue;
-                }
-                Err(Trouble::Snag { reason, words }) => (reason, words),
-                Err(Trouble::Failed(error)) => {
-                    let words = error.to_string();
-                    failure = Some(Error::WriteCopy(copy.clone(), error));
-                    (Reason::WriteFailed, words)
-                }
-            };
-            snags.push(Snag { namespace: copy.namespace.to_string(), reason, words });
-        }
-        Ok(Pass { came: Came::Copied { destinations: wanted.len(), right, snags }, wrote, failure })
+        let Done { wrote, mut snags, failure } = Done::of(done);
+        snags.extend(plan.refused.iter().map(|(namespace, refused)| Snag {
+            namespace: namespace.clone(),
+            reason: reason(refused),
+            words: refused.to_string(),
+        }));
+        let blind = self.index.blind().is_some();
+        let asks = snags.iter().any(|snag| blind || snag.reason.is_asked_for_again());
+        Ok(Pass {
+            came: Came::Copied { destinations: wanted.len() + plan.refused.len(), right, snags },
+            wrote,
+            asks,
+            failure,
+        })
     }
 
     /// Takes away what is not wanted any more; of each copy, whether there was one.
     async fn clear(&self, owner: &Owner, sync: &ConfigMapSync, wanted: &BTreeSet<Key>) -> Vec<(Key, Served)> {
-        let others = self.copies.others(owner, |copy| wanted.contains(copy));
-        let clear = others.into_iter().map(|copy| async move {
-            let result = self.copies.release(owner, &sync.spec, &copy).await;
+        let lives = |uid: &str| ownership::lives(&self.syncs, uid);
+        let others = self.copies.others(owner, |copy| wanted.contains(copy), &lives);
+        self.release(owner, sync, others).await
+    }
+
+    /// Deletes these copies, or takes the mark off them. One that cannot be released holds up no other.
+    async fn release(
+        &self,
+        owner: &Owner,
+        sync: &ConfigMapSync,
+        copies: impl IntoIterator<Item = Key>,
+    ) -> Vec<(Key, Served)> {
+        let lives = &|uid: &str| ownership::lives(&self.syncs, uid);
+        let released = copies.into_iter().map(|copy| async move {
+            let result = self.copies.release(owner, &sync.spec, &copy, lives).await;
             (copy, result.map_err(Trouble::from))
         });
-        stream::iter(clear).buffered(AT_ONCE).collect().await
+        stream::iter(released).buffered(AT_ONCE).collect().await
     }
 
     /// Serves one destination; whether anything was written.
@@ -233,16 +278,16 @@ impl ConfigMapSyncs {
         source: &ConfigMap,
         digest: &str,
         copy: Key,
-        standing: Standing,
+        presence: Presence,
     ) -> (Key, Served) {
-        let result = match standing {
-            Standing::Missing => {
+        let result = match presence {
+            Presence::Missing => {
                 Err(Trouble::snag(Reason::NamespaceNotFound, format!("create namespace {}", copy.namespace)))
             }
-            Standing::Going => {
+            Presence::Going => {
                 Err(Trouble::snag(Reason::NamespaceTerminating, "the namespace is being deleted".into()))
             }
-            Standing::There => {
+            Presence::There => {
                 let lives = |uid: &str| ownership::lives(&self.syncs, uid);
                 self.copies.settle(owner, &sync.spec, source, digest, &copy, &lives).await
             }
@@ -320,19 +365,13 @@ impl Reconciler for ConfigMapSyncs {
             }
         };
         let sync = self.guard(&key, sync).await?;
-        let Pass { came, wrote, failure } = self.sync(&key, &sync, &owner, &plan).await?;
+        let Pass { came, wrote, asks, failure } = self.sync(&key, &sync, &owner, &plan).await?;
         self.write(&key, &sync, &came, wrote).await?;
-        if let Some(failure) = failure {
-            return Err(failure);
+        match failure {
+            Some(failure) => Err(failure),
+            None if asks => Ok(Outcome::Waiting),
+            None => Ok(Outcome::Done),
         }
-        let asks = match &came {
-            Came::Blocked { reason, .. } => reason.is_asked_for_again(),
-            Came::Copied { snags, .. } => {
-                let blind = self.index.blind().is_some();
-                snags.iter().any(|snag| blind || snag.reason.is_asked_for_again())
-            }
-        };
-        Ok(if asks { Outcome::Waiting } else { Outcome::Done })
     }
 
     fn gone(&self, key: &Key) {

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
 
-use crate::api::config_map_sync::ConfigMapSyncSpec;
+use crate::api::config_map_sync::{ConfigMapSyncSpec, LABELS};
 use crate::runtime::{Key, Scope};
 
 /// Namespaces that Kubernetes itself lives in.
@@ -36,6 +37,8 @@ pub struct Plan {
     pub name: String,
     /// Where they are.
     pub to: Destinations,
+    /// Where none is let be, of those that are named, and why.
+    pub refused: BTreeMap<String, Refused>,
 }
 
 /// The namespaces of copies.
@@ -81,12 +84,13 @@ impl Plan {
             ));
         }
         named.extend(single.cloned());
-        let outside = |namespace: &String| !scope.covers(namespace);
-        if let Some(namespace) = [&spec.source_namespace].into_iter().chain(&named).find(|namespace| outside(namespace))
-        {
-            return Err(Refused::OutOfScope(format!(
+        let outside = |namespace: &str| {
+            Refused::OutOfScope(format!(
                 "namespace {namespace} is not served: the operator runs with --watch-namespace and without it"
-            )));
+            ))
+        };
+        if !scope.covers(&spec.source_namespace) {
+            return Err(outside(&spec.source_namespace));
         }
         if !protected && PROTECTED_NAMES.contains(&name) {
             return Err(Refused::DestinationRefused(format!(
@@ -94,6 +98,7 @@ impl Plan {
                  operator with --allow-protected-destinations"
             )));
         }
+        let mut refused = BTreeMap::new();
         let to = match &spec.destination_namespace_selector {
             Some(_) if *scope != Scope::Cluster => {
                 return Err(Refused::OutOfScope(
@@ -103,6 +108,11 @@ impl Plan {
                 ));
             }
             Some(selector) => {
+                if let Some(bad) = impossible(selector) {
+                    return Err(Refused::SpecInvalid(format!(
+                        "destinationNamespaceSelector: {bad:?} is none: {LABELS}"
+                    )));
+                }
                 let selector = Selector::try_from(selector.clone()).map_err(|error| {
                     Refused::SpecInvalid(format!(
                         "destinationNamespaceSelector: {error}: write In, NotIn, Exists or DoesNotExist"
@@ -111,23 +121,33 @@ impl Plan {
                 Destinations::Selected { selector, protected }
             }
             None => {
-                let kept = named.iter().find(|namespace| PROTECTED_NAMESPACES.contains(&namespace.as_str()));
-                if let Some(namespace) = kept.filter(|_| !protected) {
-                    return Err(Refused::DestinationRefused(format!(
-                        "copies in {namespace} are refused, because Kubernetes itself lives there: name another \
-                         namespace, or run the operator with --allow-protected-destinations"
-                    )));
-                }
                 if named.contains(&spec.source_namespace) && name == spec.config_map_name {
                     return Err(Refused::SpecInvalid(
                         "a ConfigMap cannot be copied onto itself: name another namespace or another destinationName"
                             .into(),
                     ));
                 }
+                for namespace in std::mem::take(&mut named) {
+                    if !scope.covers(&namespace) {
+                        refused.insert(namespace.clone(), outside(&namespace));
+                    } else if !protected && PROTECTED_NAMESPACES.contains(&&*namespace) {
+                        let words = format!(
+                            "copies in {namespace} are refused, because Kubernetes itself lives there: name another \
+                             namespace, or run the operator with --allow-protected-destinations"
+                        );
+                        refused.insert(namespace, Refused::DestinationRefused(words));
+                    } else {
+                        named.insert(namespace);
+                    }
+                }
+                // One that cannot be served holds up no other.
+                if let Some(first) = refused.values().next().filter(|_| named.is_empty()) {
+                    return Err(first.clone());
+                }
                 Destinations::Named(named)
             }
         };
-        Ok(Self { source, name: name.into(), to })
+        Ok(Self { source, name: name.into(), to, refused })
     }
 
     /// Whether there is to be a copy in this namespace, which has these labels, where they are known.
@@ -152,6 +172,27 @@ impl Plan {
 const LABEL: usize = 63;
 /// Longest name of anything else, in bytes (RFC 1123 subdomain, which may have dots).
 const SUBDOMAIN: usize = 253;
+
+/// What of a selector is no label at all: no namespace can have it, and each lacks it
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set>).
+fn impossible(selector: &LabelSelector) -> Option<&str> {
+    let is_name = |text: &str, longest: usize| {
+        let ends = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+        let inner = |c: u8| c.is_ascii_alphanumeric() || b"-_.".contains(&c);
+        text.len() <= longest && text.bytes().all(inner) && ends(text.chars().next()) && ends(text.chars().next_back())
+    };
+    let is_key = |key: &str| match key.split_once('/') {
+        Some((prefix, name)) => !prefix.is_empty() && may_exist(prefix, SUBDOMAIN) && is_name(name, LABEL),
+        None => is_name(key, LABEL),
+    };
+    let is_value = |value: &str| value.is_empty() || is_name(value, LABEL);
+    let expressions = selector.match_expressions.iter().flatten();
+    let labels = selector.match_labels.iter().flatten();
+    let mut keys = labels.clone().map(|(key, _)| key).chain(expressions.clone().map(|it| &it.key));
+    let mut values = labels.map(|(_, value)| value).chain(expressions.flat_map(|it| it.values.iter().flatten()));
+    let found = keys.find(|key| !is_key(key)).or_else(|| values.find(|value| !is_value(value)));
+    found.map(String::as_str)
+}
 
 /// Whether the API lets anything be called that.
 fn may_exist(name: &str, longest: usize) -> bool {
@@ -213,6 +254,8 @@ mod tests {
     #[case::nothing(json!({ "configMapName": "", "destinationNamespace": "b" }), "what is to be copied")]
     #[case::the_articles_own_words(json!({ "sourceNamespace": "sourceNamespace", "destinationNamespace": "b" }), "write lower-case letters")]
     #[case::too_long(json!({ "destinationNamespace": "a".repeat(64) }), "at most 63")]
+    #[case::no_key(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "team name/\u{2603}", "operator": "DoesNotExist" }] } }), "labels")]
+    #[case::no_value(json!({ "destinationNamespaceSelector": { "matchLabels": { "a": "b c" } } }), "labels")]
     #[case::an_operator(json!({ "destinationNamespaceSelector": { "matchExpressions": [{ "key": "k", "operator": "Is" }] } }), "write In,")]
     fn what_cannot_be_done(#[case] spec: Value, #[case] words: &str) {
         let refused = plan(&spec, &Scope::Cluster, false).unwrap_err();
@@ -221,7 +264,7 @@ mod tests {
 
     #[rstest]
     #[case(json!({ "destinationNamespace": "kube-system" }))]
-    #[case(json!({ "destinationNamespaces": ["b", "kube-public"] }))]
+    #[case(json!({ "destinationNamespaces": ["kube-system", "kube-public"] }))]
     #[case(json!({ "destinationNamespace": "b", "destinationName": "kube-root-ca.crt" }))]
     #[case(json!({ "destinationNamespace": "b", "configMapName": "aws-auth" }))]
     fn where_kubernetes_lives_nothing_is_written_unless_told(#[case] spec: Value) {
@@ -233,9 +276,18 @@ mod tests {
         plan(&spec, &Scope::Cluster, true).unwrap();
     }
 
+    #[test]
+    fn a_destination_that_is_refused_holds_up_no_other() {
+        let scope = Scope::Namespaces(vec!["a".into(), "b".into(), "kube-public".into()]);
+        let plan = plan(&json!({ "destinationNamespaces": ["b", "kube-public", "z"] }), &scope, false).unwrap();
+        assert_eq!(plan.to, Destinations::Named(["b".to_owned()].into()));
+        let refused: Vec<_> = plan.refused.keys().map(String::as_str).collect();
+        assert_eq!(refused, ["kube-public", "z"]);
+    }
+
     #[rstest]
     #[case::the_source(json!({ "sourceNamespace": "z", "destinationNamespace": "b" }), "namespace z")]
-    #[case::a_destination(json!({ "destinationNamespaces": ["b", "z"] }), "namespace z")]
+    #[case::a_destination(json!({ "destinationNamespaces": ["z"] }), "namespace z")]
     #[case::a_selector(json!({ "destinationNamespaceSelector": {} }), "--watch-namespace")]
     fn what_is_not_served_is_refused(#[case] spec: Value, #[case] words: &str) {
         let scope = Scope::Namespaces(vec!["a".into(), "b".into()]);

@@ -44,6 +44,8 @@ pub const KIND: Kind = Kind::of::<MyApp>(
     &[
         Right { group: GROUP, resources: &["myapps"], verbs: &["list", "watch"] },
         Right { group: GROUP, resources: &["myapps/status"], verbs: &["patch"] },
+        // Asked for where owner references that block the owner's deletion are checked.
+        Right { group: GROUP, resources: &["myapps/finalizers"], verbs: &["update"] },
         // Only its metadata is ever patched.
         Right { group: "", resources: &["pods"], verbs: &["create", "delete", "get", "list", "patch", "watch"] },
         // Whether the node of a Pod that is not ready is still there.
@@ -107,6 +109,8 @@ struct Notes {
     believed: Option<Instant>,
     /// The Pod, as the watch showed it, that is not what is there: UID and resourceVersion.
     doubted: Option<(String, String)>,
+    /// The Pod was deleted, to be made again.
+    replaced: bool,
     /// UID of the Pod that came to its end, and when it is to be deleted.
     due: Option<(String, Instant)>,
 }
@@ -195,21 +199,18 @@ impl MyApps {
         Ok(())
     }
 
-    /// An Event for each reason that lasts, once until all is well again, and one when it is.
+    /// An Event for each reason that lasts, once, and one when all is well again.
     fn tell(&self, key: &Key, app: &MyApp, standing: &Standing) {
         let Why { reason, message } = &standing.why;
         let then = app.status.as_ref().and_then(|before| conditions::get(&before.conditions, READY));
         let then = then.map(|then| Why::new(&then.reason, &then.message));
-        let regarding = app.object_ref(&());
-        if standing.ready {
-            if self.told.forget(key) || then.is_some_and(|then| then.reason != READY && then.is_news()) {
-                self.events.normal(regarding, "Run", reason, message.clone());
-            }
-        } else if standing.why.is_news()
-            && self.told.is_news(key, reason)
-            && then.is_none_or(|then| then.reason != *reason)
-        {
-            self.events.standing(reason == SUSPENDED, regarding, "Run", reason, message.clone());
+        let same = then.as_ref().is_some_and(|then| then.reason == *reason);
+        let was_ill = self.told.anything(key) || then.is_some_and(|then| then.reason != READY && then.is_news());
+        let news = if standing.ready { was_ill } else { standing.why.is_news() };
+        let generation = app.metadata.generation.unwrap_or_default();
+        if news && self.told.is_news(key, generation, standing.ready, reason) && !same {
+            let well = standing.ready || reason == SUSPENDED;
+            self.events.standing(well, app.object_ref(&()), "Run", reason, message.clone());
         }
     }
 }
@@ -228,9 +229,7 @@ impl Reconciler for MyApps {
         let Some(owner) = Owner::of(app.as_ref()) else { return Ok(Outcome::Done) };
         self.pods.ready().await;
         let Passed { standing, end } = self.pass(&key, &app, &owner).await?;
-        if let Some(standing) = standing {
-            self.write(&key, &app, &standing).await?;
-        }
+        self.write(&key, &app, &standing).await?;
         end
     }
 

@@ -7,8 +7,10 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
 
+use super::MANAGER;
 use super::build::{APP, BANNER, BUILT_FROM, Digested, Wanted, app_name};
 use crate::controllers::pod::{self, Trouble};
+use crate::runtime::managed_fields;
 use crate::runtime::ownership::{ADOPT_BY, OWNER, OWNER_UID};
 
 /// Reasons that pass by themselves: nobody need be told.
@@ -35,7 +37,7 @@ pub struct Seen {
     banner: Option<Digested>,
     /// What we made it from; none if somebody else made it.
     built_from: Option<String>,
-    /// Whether its spec was changed after it was made.
+    /// Whether somebody gave the container another image after it was made.
     edited: bool,
     /// Its phase.
     pub phase: String,
@@ -106,8 +108,11 @@ impl Seen {
             image: container.and_then(|container| container.image.clone()).unwrap_or_default(),
             banner: container.and_then(banner),
             built_from: pod.annotations().get(BUILT_FROM).cloned(),
-            // 1 when it is made, and one more with each change of its spec; that it is given a node is none.
-            edited: pod.metadata.generation.is_some_and(|generation| generation > 1),
+            // What is put in while it is admitted counts as ours.
+            edited: container.is_some_and(|container| {
+                let path = ["f:spec", "f:containers", &format!("k:{{\"name\":\"{}\"}}", container.name), "f:image"];
+                managed_fields::is_others(pod.metadata.managed_fields.as_deref().unwrap_or_default(), MANAGER, &path)
+            }),
             life,
             going: pod.metadata.deletion_timestamp.is_some(),
             node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).filter(|node| !node.is_empty()),
@@ -318,9 +323,16 @@ mod tests {
         assert!(elsewhere.differs(&Wanted { banner: "", ..WANTED }).is_some());
     }
 
-    fn ours(image: &str, built_from: &Wanted<'_>, generation: i64) -> Seen {
+    fn ours(image: &str, built_from: &Wanted<'_>, edited: bool) -> Seen {
         let annotations = json!({ BUILT_FROM: built_from.digest() });
-        let metadata = json!({ "name": "web-pod", "annotations": annotations, "generation": generation });
+        let said = |manager: &str| {
+            json!({ "manager": manager, "operation": "Update", "fieldsV1":
+            { "f:spec": { "f:containers": { "k:{\"name\":\"web\"}": { "f:image": {} } } } } })
+        };
+        let managed = if edited { json!([said("kubectl-set")]) } else { json!([said(MANAGER)]) };
+        let metadata = json!({ "name": "web-pod", "annotations": annotations, "managedFields": managed,
+            // A toleration, a resize: whatever else somebody changes.
+            "generation": 2 });
         let sidecar = json!({ "name": "proxy", "image": "proxy" });
         let env = json!([{ "name": "BANNER", "value": built_from.banner.replace('$', "$$") }]);
         let spec = json!({ "containers": [sidecar, { "name": "web", "image": image, "env": env }] });
@@ -328,20 +340,20 @@ mod tests {
     }
 
     #[rstest]
-    #[case::as_it_was("nginx", WANTED, 1, "")]
-    #[case::another_image("httpd", Wanted { image: "httpd", ..WANTED }, 1, "its image is httpd, and is to be nginx")]
-    #[case::another_banner("nginx", Wanted { banner: "bye", ..WANTED }, 1, "the banner is another one now")]
-    #[case::another_profile("nginx", Wanted { restricted: false, ..WANTED }, 1, "podSecurity is another one now")]
+    #[case::as_it_was("nginx", WANTED, false, "")]
+    #[case::another_image("httpd", Wanted { image: "httpd", ..WANTED }, false, "its image is httpd, and is to be nginx")]
+    #[case::another_banner("nginx", Wanted { banner: "bye", ..WANTED }, false, "the banner is another one now")]
+    #[case::another_profile("nginx", Wanted { restricted: false, ..WANTED }, false, "podSecurity is another one now")]
     // Whoever admits Pods takes images from elsewhere: such a one would be replaced for ever.
-    #[case::admitted_so("mirror.example.com/nginx", WANTED, 1, "")]
-    #[case::edited("httpd", WANTED, 2, "its image is httpd, and is to be nginx")]
-    #[case::edited_elsewhere("nginx", WANTED, 2, "")]
+    #[case::admitted_so("mirror.example.com/nginx", WANTED, false, "")]
+    #[case::edited("httpd", WANTED, true, "its image is httpd, and is to be nginx")]
+    #[case::edited_elsewhere("nginx", WANTED, true, "")]
     fn a_pod_of_ours_differs_from_what_it_was_made_from(
         #[case] image: &str,
         #[case] built_from: Wanted<'_>,
-        #[case] generation: i64,
+        #[case] edited: bool,
         #[case] words: &str,
     ) {
-        assert_eq!(ours(image, &built_from, generation).differs(&WANTED).unwrap_or_default(), words);
+        assert_eq!(ours(image, &built_from, edited).differs(&WANTED).unwrap_or_default(), words);
     }
 }

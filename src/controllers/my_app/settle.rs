@@ -10,7 +10,7 @@ use tracing::debug;
 
 use super::build::{self, Wanted};
 use super::seen::{Life, Seen, Why};
-use super::standing::{self, CONFLICT, NODE_GONE, NODE_NOT_READY, REFUSED, Standing, Step};
+use super::standing::{self, CONFLICT, NAMESPACE_TERMINATING, NODE_GONE, NODE_NOT_READY, REFUSED, Standing, Step};
 use super::{Error, MyApps};
 use crate::api::MyApp;
 use crate::runtime::children::{Child, Trouble};
@@ -24,8 +24,8 @@ const TRIES: usize = 3;
 
 /// What a pass came to.
 pub struct Passed {
-    /// What the `MyApp` says; nothing new if none.
-    pub standing: Option<Standing>,
+    /// What the `MyApp` says.
+    pub standing: Standing,
     /// How the pass ends once that is written.
     pub end: Result<Outcome, Error>,
 }
@@ -33,7 +33,7 @@ pub struct Passed {
 impl Passed {
     /// This is to be said, and it ends so.
     pub fn with(standing: Standing, outcome: Outcome) -> Self {
-        Self { standing: Some(standing), end: Ok(outcome) }
+        Self { standing, end: Ok(outcome) }
     }
 }
 
@@ -74,7 +74,8 @@ impl MyApps {
         let child = match self.find(key, app, owner, wanted).await.map_err(Error::WritePod)? {
             Found::There(child) => child,
             Found::Made(child) => {
-                if app.status.as_ref().is_some_and(|status| status.pod_name.is_some()) {
+                let replaced = self.note(key, |notes| std::mem::take(&mut notes.replaced));
+                if !replaced && app.status.as_ref().is_some_and(|status| status.pod_name.is_some()) {
                     let words = format!("{} was gone, and is made again", child.key.name);
                     self.events.normal(app.object_ref(&()), "Create", "Recreated", words);
                 }
@@ -206,7 +207,9 @@ impl MyApps {
     /// Deletes the Pod. Unless the watch says what comes of that, it is asked for.
     async fn delete(&self, key: &Key, child: &Child<Seen>) -> Result<(), Error> {
         self.note(key, |notes| notes.doubted = Some(state(child)));
-        self.pods.delete(child).await.map_err(Error::WritePod)
+        self.pods.delete(child).await.map_err(Error::WritePod)?;
+        self.note(key, |notes| notes.replaced = true);
+        Ok(())
     }
 
     /// What becomes of the node of a Pod that is not ready. It is asked for once the Pod has stood still between two looks: as
@@ -236,13 +239,13 @@ pub fn state(child: &Child<Seen>) -> (String, String) {
 /// What a pass came to in which the Pod could not be read or written: what the apiserver does not take, it may take later.
 pub fn refused(trouble: Trouble, pod: Option<Seen>) -> Result<Passed, Error> {
     match trouble {
-        // The MyApp goes, too.
         Trouble::Refused { said, .. } if apply::is_terminating(&said) => {
-            Ok(Passed { standing: None, end: Ok(Outcome::Waiting) })
+            let why = Why::new(NAMESPACE_TERMINATING, "the namespace is being deleted: no Pod can be made");
+            Ok(Passed::with(Standing::not(why, None), Outcome::Waiting))
         }
         Trouble::Refused { .. } => {
             let standing = Standing::not(Why::new(REFUSED, trouble.to_string()), pod);
-            Ok(Passed { standing: Some(standing), end: Err(Error::PodRefused(trouble.to_string())) })
+            Ok(Passed { standing, end: Err(Error::PodRefused(trouble.to_string())) })
         }
         trouble => Err(Error::WritePod(trouble)),
     }

@@ -19,15 +19,18 @@ pub const NODE_GONE: &str = "NodeGone";
 /// The Pod's node is there, and does not answer.
 pub const NODE_NOT_READY: &str = "NodeNotReady";
 
+/// The namespace is being deleted.
+pub const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
 /// The apiserver does not take the Pod.
 pub const REFUSED: &str = "PodRefused";
 /// The reasons that are ours; any other is a container's own.
-pub const REASONS: [&str; 13] = [
+pub const REASONS: [&str; 14] = [
     READY,
     IMAGE_MISSING,
     SPEC_INVALID,
     SUSPENDED,
     CONFLICT,
+    NAMESPACE_TERMINATING,
     REFUSED,
     PENDING,
     NOT_READY,

@@ -101,7 +101,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// We wrote or read it so: the watch, which may lag behind, has nothing older to say.
     fn noted(&self, key: &Key, object: &K) -> Child<S> {
         // Nobody compares it with a digest.
-        self.seen.wrote(key, self.known(object), String::new());
+        self.wrote(key, object, String::new());
         self.as_it_is(key, object)
     }
 }

@@ -106,6 +106,8 @@ impl Servers {
             .arg(flag("service-account-signing-key-file", self.file("service-accounts.key")))
             .args(["--service-cluster-ip-range=10.0.0.0/16", "--authorization-mode=RBAC"])
             .args(["--endpoint-reconciler-type=none", "--allow-privileged"])
+            // As OpenShift has it: who sets blockOwnerDeletion needs a right.
+            .arg("--enable-admission-plugins=OwnerReferencesPermissionEnforcement")
             .arg(flag("audit-policy-file", self.file("audit-policy.yaml")))
             .arg(flag("audit-log-path", self.file("audit.log")))
             .arg("--audit-log-maxsize=0") // no rotation: places in the file are kept as marks

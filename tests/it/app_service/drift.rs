@@ -249,3 +249,22 @@ async fn what_others_own_stays(#[case] applied: bool) {
     assert_eq!(service.annotations()["note"], "theirs");
     assert_eq!(json!(service.spec)["externalTrafficPolicy"], json!(served.spec)["externalTrafficPolicy"]);
 }
+
+/// Whoever scales the Deployment itself is told, once, what to scale instead.
+#[tokio::test]
+async fn who_scales_the_deployment_is_named() {
+    let bed = Bed::shared("scaled").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", json!({ "size": 0, "image": "i" })).await;
+    ready(&bed, "web").await;
+    for replicas in 1..4 {
+        let scale = Patch::Merge(json!({ "spec": { "replicas": replicas } }));
+        let by = PatchParams { field_manager: Some("their-autoscaler".into()), ..PatchParams::default() };
+        bed.api::<Deployment>().patch_scale("web", &by, &scale).await.unwrap();
+        let back = |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(0);
+        bed.until("web", "has its size again", back).await;
+    }
+    let words = bed.event("web", "ScaledByOthers").await;
+    assert!(words.starts_with("their-autoscaler scales Deployment ") && words.contains("scaleTargetRef"), "{words}");
+    assert_eq!(bed.events("web", "ScaledByOthers").await.len(), 1);
+}

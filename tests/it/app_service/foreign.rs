@@ -270,3 +270,40 @@ async fn nothing_leads_to_a_foreign_service() {
     bed.delete::<Service>("web").await;
     bed.until("web", "leads to its own", |_: &Ingress| true).await;
 }
+
+/// Its selector can never be ours: were it claimed, it would go with the app that has no use for it.
+#[tokio::test]
+async fn one_that_can_never_be_as_it_is_wanted_is_not_taken_over() {
+    let bed = Bed::shared("selector").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let labels = json!({ "run": "web" });
+    let template =
+        json!({ "metadata": { "labels": labels }, "spec": { "containers": [{ "name": "web", "image": "i" }] } });
+    let annotations = json!({ "quartermaster.dev/adopt-by": format!("{}/web", bed.namespace) });
+    let theirs = json!({ "metadata": { "annotations": annotations },
+        "spec": { "replicas": 0, "selector": { "matchLabels": labels }, "template": template } });
+    let theirs: Deployment = bed.create("web", theirs).await;
+    app(&bed, "web", spec()).await;
+    let words = not_ready(&bed, "web", "Rejected").await;
+    assert!(words.contains("spec.selector") && words.contains("field is immutable"), "{words}");
+    let after = deployment(&bed, "web").await;
+    assert_eq!((after.metadata.owner_references, after.metadata.labels), (None, theirs.metadata.labels));
+}
+
+/// Who deletes an app in the foreground waits for what it has.
+#[tokio::test]
+async fn deleted_in_the_foreground_it_waits_for_its_children() {
+    let bed = Bed::shared("foreground").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", spec()).await;
+    ready(&bed, "web").await;
+    bed.patch::<Deployment>("web", json!({ "metadata": { "finalizers": ["example.com/held"] } })).await;
+    bed.api::<AppService>().delete("web", &DeleteParams::foreground()).await.unwrap();
+    bed.until("web", "is being deleted", |deployment: &Deployment| deployment.metadata.deletion_timestamp.is_some())
+        .await;
+    assert!(bed.api::<AppService>().get_opt("web").await.unwrap().is_some());
+    bed.patch::<Deployment>("web", json!({ "metadata": { "finalizers": null } })).await;
+    until("the app is gone", SOON, async || Ok(bed.api::<AppService>().get_opt("web").await?.is_none().then_some(())))
+        .await
+        .unwrap();
+}

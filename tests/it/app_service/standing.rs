@@ -144,7 +144,7 @@ async fn the_quota_has_no_room() {
 #[tokio::test]
 async fn what_the_apiserver_refuses() {
     let bed = Bed::shared("refused").await;
-    let operator = Operator::start(&bed, Settings::default()).await;
+    let operator = Operator::start(&bed, Settings::default().flag("--retry-max=100ms")).await;
     for (name, field, value, words) in [
         (
             "quantity",
@@ -171,8 +171,12 @@ async fn what_the_apiserver_refuses() {
         bed.api::<Service>().get(name).await.unwrap();
     }
     let since = bed.plane.audit().mark().await.unwrap();
-    let marker = app(&bed, "marker", json!({ "size": 0, "image": "i" })).await;
-    bed.until(&marker.name_any(), "is passed over", |app: &AppService| app.status.is_some()).await;
+    // Long enough for several tries.
+    for number in 0..5 {
+        let marker = format!("marker-{number}");
+        app(&bed, &marker, json!({ "size": 0, "image": "i" })).await;
+        bed.until(&marker, "is passed over", |app: &AppService| app.status.is_some()).await;
+    }
     let tried: Vec<_> = bed.plane.audit().requests(since).await.unwrap();
     let tried =
         tried.iter().map(|request| &request.subject).filter(|it| it.namespace == bed.namespace && it.verb == "create");

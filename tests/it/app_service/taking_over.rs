@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::networking::v1::Ingress;
 use kube::ResourceExt;
-use kube::api::{ListParams, PostParams};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use quartermaster::api::AppService;
 use serde_json::{Value, json};
 
@@ -49,7 +51,7 @@ async fn made_by_the_original(bed: &Bed, name: &str, spec: Value) {
 #[tokio::test]
 async fn nothing_restarts_and_what_is_dropped_goes() {
     let bed = Bed::shared("taken").await;
-    let spec = json!({ "size": 2, "image": "nginx:1.7.9", "ports": [
+    let mut spec = json!({ "size": 2, "image": "nginx:1.7.9", "ports": [
         { "name": "http", "protocol": "TCP", "port": 80, "targetPort": 80, "nodePort": 30011 },
         { "name": "admin", "protocol": "TCP", "port": 81, "targetPort": 8081 },
     ] });
@@ -60,6 +62,21 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
     let by = PostParams { field_manager: Some("operator".into()), ..PostParams::default() };
     bed.api().replace("web", &by, &updated).await.unwrap();
 
+    // Somebody has edited it: the image, which the spec names as well by now, and what it does not speak of.
+    let edit = json!({ "spec": { "template": { "spec": {
+        "tolerations": [{ "key": "spot", "operator": "Exists" }],
+        "containers": [{ "name": "web", "image": "nginx:1.8" }],
+    } } } });
+    let by = PatchParams { field_manager: Some("kubectl-edit".into()), ..PatchParams::default() };
+    bed.api::<Deployment>().patch("web", &by, &Patch::Strategic(edit)).await.unwrap();
+    spec["image"] = json!("nginx:1.8");
+    respec(&bed, "web", spec.clone()).await;
+    bed.until("web", "runs as it was edited", |deployment: &Deployment| {
+        let status = deployment.status.clone().unwrap_or_default();
+        let all = [status.updated_replicas, status.available_replicas, status.replicas];
+        all == [Some(2); 3] && status.observed_generation == deployment.metadata.generation
+    })
+    .await;
     let before = look(&bed, "web").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     let app = ready(&bed, "web").await;
@@ -103,7 +120,8 @@ async fn nothing_restarts_and_what_is_dropped_goes() {
     respec(&bed, "web", spec).await;
     bed.until("web", "has both ports", |deployment: &Deployment| ports(deployment) == [80, 8081]).await;
     ready(&bed, "web").await;
-    assert_eq!(replica_sets(&bed, "web").await.len(), 2, "the first template's ReplicaSet is used again");
+    let sets = replica_sets(&bed, "web").await.len();
+    assert_eq!(sets, before.replica_sets.len() + 1, "the first template's ReplicaSet is used again");
 }
 
 fn ports(deployment: &Deployment) -> Vec<i32> {
@@ -185,4 +203,39 @@ async fn a_service_that_is_not_wanted_any_more_goes() {
     assert_eq!(service(&bed, "other").await.metadata.resource_version, foreign.metadata.resource_version);
     let left: BTreeMap<_, _> = deployment(&bed, "web").await.labels().clone();
     assert!(!left.contains_key("left"));
+}
+
+/// Made anew from its own YAML, as `kubectl replace --force` does: it has our marks, and all of it is somebody else's.
+#[tokio::test]
+async fn what_was_made_anew_from_its_yaml_is_ours_again() {
+    let bed = Bed::shared("anew").await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    let mut spec = json!({ "size": 0, "image": "i", "ingress": {}, "autoscaling": { "max": 2 },
+        "ports": [{ "name": "a", "port": 80 }, { "name": "b", "port": 81 }] });
+    app(&bed, "web", spec.clone()).await;
+    ready(&bed, "web").await;
+    bed.until("web", "is there", |_: &Ingress| true).await;
+    operator.kill();
+    let mut made = service(&bed, "web").await;
+    (made.metadata.uid, made.metadata.resource_version, made.metadata.managed_fields) = (None, None, None);
+    bed.delete::<Service>("web").await;
+    let by = PostParams { field_manager: Some("kubectl-replace".into()), ..PostParams::default() };
+    bed.api().create(&by, &made).await.unwrap();
+    // Meanwhile two others have lost their label, and are not wanted any more.
+    let stripped = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": null } } });
+    bed.patch::<Ingress>("web", stripped.clone()).await;
+    bed.patch::<HorizontalPodAutoscaler>("web", stripped).await;
+    for field in ["ingress", "autoscaling"] {
+        spec[field] = Value::Null;
+    }
+    respec(&bed, "web", spec.clone()).await;
+    operator.restart();
+    ready(&bed, "web").await;
+    looked_at(&bed, "web").await;
+    assert!(bed.api::<Ingress>().get_opt("web").await.unwrap().is_none());
+    assert!(bed.api::<HorizontalPodAutoscaler>().get_opt("web").await.unwrap().is_none());
+    spec["ports"].as_array_mut().unwrap().remove(1);
+    respec(&bed, "web", spec).await;
+    let one = |service: &Service| service.spec.as_ref().unwrap().ports.as_ref().unwrap().len() == 1;
+    bed.until("web", "has one port", one).await;
 }

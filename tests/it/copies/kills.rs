@@ -39,7 +39,10 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
         let between = copies(&shop).await;
         shop.bed.delete::<ConfigMapSync>("s").await;
         shop.ended("s").await;
-        json!({ "between": between, "after": copies(&shop).await })
+        let copy = json!({ "data": { "a": "2" }, "immutable": true });
+        assert_eq!(between, json!([copy, null]));
+        assert_eq!(copies(&shop).await, json!([null, null]));
+        between
     };
     // Events are best effort.
     let writes = Match::writes().except_resource("events");

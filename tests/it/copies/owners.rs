@@ -86,10 +86,28 @@ async fn of_two_syncs_the_first_keeps_the_copy() {
     assert!(words.contains(&format!("belongs to ConfigMapSync {here}/first")), "{words}");
     shop.rests("second").await;
     assert_eq!(version(&shop.maps(&far).get("settings").await.unwrap()), version(&copy));
+    // The words hand it from one to the other, and back.
+    let words = hand_over(&shop, &words, "second").await;
+    shop.reads("first", "Conflict").await;
+    assert_eq!(shop.copied(&far, "settings", json!({ "a": "second" })).await.uid(), copy.uid());
+    assert!(words.contains(&format!("belongs to ConfigMapSync {here}/second")), "{words}");
+    hand_over(&shop, &words, "first").await;
+    shop.copied(&far, "settings", json!({ "a": "first" })).await;
+    shop.reads("second", "Conflict").await;
+    shop.rests("second").await;
+    shop.rests("first").await;
     // The second takes over once the first is gone.
     shop.bed.delete::<ConfigMapSync>("first").await;
     shop.copied(&far, "settings", json!({ "a": "second" })).await;
     shop.reads("second", "Synced").await;
+}
+
+/// Runs the command at the end of a conflict's words, for `sync`; gives the words of the other of the two.
+async fn hand_over(shop: &Shop, words: &str, sync: &str) -> String {
+    let (_, command) = words.split_once("kubectl ").unwrap();
+    shop.bed.plane.run_kubectl(&command.split(' ').collect::<Vec<_>>(), "").await.unwrap();
+    shop.reads(sync, "Synced").await;
+    shop.reads(if sync == "first" { "second" } else { "first" }, "Conflict").await
 }
 
 #[tokio::test]
@@ -137,6 +155,21 @@ async fn one_that_comes_back_from_a_backup_is_taken_back() {
     let sync = shop.sync("s", json!({ "destinationNamespace": far })).await;
     let copy = shop.copied(&far, "settings", json!({ "a": "1" })).await;
     assert_eq!((copy.uid(), &copy.labels()[MARK]), (restored.uid(), &sync.uid().unwrap()));
+    // What it had elsewhere goes with it, and what its former self had too; that of one that is there does not.
+    let other = shop.sync("other", json!({ "destinationNamespace": far, "destinationName": "others" })).await;
+    shop.copied(&far, "others", json!({ "a": "1" })).await;
+    for (name, uid) in [("former", uuid::Uuid::new_v4().to_string()), ("mixed", other.uid().unwrap())] {
+        let marks =
+            json!({ "labels": { MARK: uid }, "annotations": { "quartermaster.dev/owner": format!("{here}/s") } });
+        shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "suspend": true } })).await;
+        shop.reads("s", "Suspended").await;
+        shop.map(&far, name, json!({ "metadata": marks, "data": { "a": "old" } })).await;
+    }
+    shop.bed.delete::<ConfigMapSync>("s").await;
+    shop.ended("s").await;
+    shop.gone(&far, "settings").await;
+    shop.gone(&far, "former").await;
+    shop.maps(&far).get("others").await.unwrap();
 }
 
 #[tokio::test]

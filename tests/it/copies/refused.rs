@@ -96,6 +96,22 @@ async fn what_lies_outside_and_what_kubernetes_lives_in_is_refused() {
     }
 }
 
+/// A typo in one entry ends nothing for the others.
+#[tokio::test]
+async fn a_destination_that_is_refused_holds_up_no_other() {
+    let shop = Shop::shared("refused").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    shop.map(&shop.bed.namespace, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("s", json!({ "destinationNamespaces": [far, "elsewhere"] })).await;
+    shop.copied(&far, "settings", json!({ "a": "1" })).await;
+    let words = shop.reads("s", "OutOfScope").await;
+    assert!(words.starts_with("1 of 2 copies are as the source; elsewhere: OutOfScope: "), "{words}");
+    shop.rests("s").await;
+    shop.drop(&far, "settings").await;
+    shop.copied(&far, "settings", json!({ "a": "1" })).await;
+}
+
 /// What one namespace refuses, the others are given; and what is forbidden to go holds up nobody.
 #[tokio::test]
 async fn a_namespace_that_forbids_it_holds_up_no_other() {
@@ -131,10 +147,40 @@ async fn a_namespace_that_forbids_it_holds_up_no_other() {
     shop.bed
         .until("s", "says what holds it", |sync: &ConfigMapSync| {
             let status = sync.status.as_ref().unwrap();
-            status.conditions[0].message.contains(&format!("{shut}/settings cannot be deleted"))
+            status.conditions[0].message.contains(&format!("the copy in {shut} cannot be taken away"))
         })
         .await;
     order.take_back();
     shop.gone(&shut, "settings").await;
     shop.ended("s").await;
+}
+
+/// What could not be taken away is tried again, also while there is no source.
+#[tokio::test]
+async fn what_cannot_be_taken_away_at_once_goes_later() {
+    let shop = Shop::shared("later").await;
+    let (one, two) = (shop.open("one", json!({})).await, shop.open("two", json!({})).await);
+    let here = shop.bed.namespace.clone();
+    let (proxy, file) = shop.bed.through_proxy().await;
+    let settings = shop.serving(&["one", "two"]).kubeconfig(file).flag("--retry-max=200ms");
+    let _operator = Operator::start(&shop.bed, settings).await;
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("s", json!({ "destinationNamespaces": [one, two] })).await;
+    shop.reads("s", "Synced").await;
+    let failing = || {
+        let there = Match::verb(Verb::Delete).resource("configmaps");
+        proxy.inject(there, Times::First(2), Fault::status(StatusCode::INTERNAL_SERVER_ERROR))
+    };
+    let order = failing();
+    shop.drop(&here, "settings").await;
+    shop.reads("s", "SourceNotFound").await;
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [one] } })).await;
+    shop.gone(&two, "settings").await;
+    assert_eq!(order.hits(), 2);
+    shop.reads("s", "SourceNotFound").await;
+    let order = failing();
+    shop.bed.delete::<ConfigMapSync>("s").await;
+    shop.ended("s").await;
+    shop.gone(&one, "settings").await;
+    assert_eq!(order.hits(), 2);
 }

@@ -44,6 +44,7 @@ const NAME: &str = "|write the name of a ConfigMap";
 const WHERE: &str = "spec: |say where to";
 const ITSELF: &str = "spec: |onto itself";
 const VALUES: &str = "spec.destinationNamespaceSelector: |give values with";
+const LABELS: &str = "spec.destinationNamespaceSelector: |write labels: keys such as";
 const POLICY: &str = "spec.deletionPolicy: |write deletionPolicy: Delete";
 
 #[rustfmt::skip] // one line a case
@@ -96,6 +97,12 @@ fn cases() -> Vec<Case> {
         (selector(&format!("matchLabels: {{a: {}}}", long(64))), "matchLabels.a: |Too long"),
         (expression("key: a, operator: In, values: [b]"), ""),
         (expression("key: a, operator: Exists"), ""),
+        (expression("key: example.com/a_b.c, operator: In, values: [\"\", A-1]"), ""),
+        (expression("key: a b, operator: Exists"), LABELS),
+        (expression("key: a/b/c, operator: DoesNotExist"), LABELS),
+        (expression("key: a, operator: In, values: [b c]"), LABELS),
+        (selector("matchLabels: {a: b c}"), LABELS),
+        (selector("matchLabels: {-a: b}"), LABELS),
         (expression("key: a, operator: In"), VALUES),
         (expression("key: a, operator: NotIn, values: []"), VALUES),
         (expression("key: a, operator: DoesNotExist, values: [b]"), VALUES),

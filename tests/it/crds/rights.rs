@@ -38,6 +38,10 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("list watch",           "namespaces."),
     ("list watch",           "myapps.demo.rtfm.co.ua"),
     ("patch",                "myapps/status.demo.rtfm.co.ua"),
+    // Where owner references are checked.
+    ("update",               "configmapsyncs/finalizers.apps.bixbite.io"),
+    ("update",               "appservices/finalizers.kosmos.io"),
+    ("update",               "myapps/finalizers.demo.rtfm.co.ua"),
     ("create delete get list patch watch", "pods."),
     ("get",                  "nodes."),
     ("get",                  "secrets."),
@@ -48,7 +52,7 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io configmapsyncs.apps.bixbite.io"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io myapps.demo.rtfm.co.ua"),
     // What it may track, and make.
-    ("create get list patch watch", "deployments.apps"),
+    ("create delete get list patch watch", "deployments.apps"),
     ("get list watch",       "statefulsets.apps"),
     ("create delete get list patch watch", "services."),
     // What Kubernetes gives everybody who is known to it: to ask about oneself.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use kube::ResourceExt as _;
 use kube::api::{Api, DeleteParams};
 use quartermaster::api::MyApp;
@@ -22,7 +22,21 @@ async fn whatever_becomes_of_the_pod() {
         async { a_node_that_is_gone_takes_its_pod_along(here("gone").await).await },
         async { a_node_that_does_not_answer_is_waited_for(here("quiet").await).await },
         async { one_that_is_being_deleted_is_waited_for(here("going").await).await },
+        async { where_the_namespace_is_being_deleted_none_is_made(here("ending").await).await },
     );
+}
+
+/// Nobody clears the namespace here.
+async fn where_the_namespace_is_being_deleted_none_is_made(bed: Bed) {
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.app("web", json!({ "image": "nginx" })).await;
+    bed.app_says("web", "PodPending").await;
+    let namespaces: Api<Namespace> = Api::all(bed.client.clone());
+    namespaces.delete(&bed.namespace, &DeleteParams::default()).await.unwrap();
+    bed.delete::<Pod>("web-pod").await;
+    bed.app_says("web", "NamespaceTerminating").await;
+    let status = bed.api::<MyApp>().get("web").await.unwrap().status.unwrap();
+    assert_eq!((status.phase, status.pod_name), (None, None));
 }
 
 async fn a_new_one_costs_two_writes_and_no_question(bed: Bed) {
@@ -88,7 +102,7 @@ async fn the_status_follows_the_pod(bed: Bed) {
 
 async fn one_that_fails_is_made_again_more_and_more_slowly(bed: Bed) {
     let least = Duration::from_millis(100);
-    let settings = Settings::default().flag("--retry-min=100ms").flag("--retry-max=3s");
+    let settings = Settings::default().flag("--retry-min=100ms").flag("--retry-max=5m");
     let _operator = Operator::start(&bed, settings).await;
     bed.app("web", json!({ "image": "nginx" })).await;
     bed.app_says("web", "PodPending").await;

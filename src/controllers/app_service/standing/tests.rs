@@ -5,6 +5,10 @@ use serde_json::{Value, json};
 
 use super::*;
 
+fn key() -> Key {
+    Key::new("shop", "web")
+}
+
 fn at(text: &str) -> Time {
     Time(text.parse().unwrap())
 }
@@ -48,6 +52,8 @@ fn pull() -> Trouble {
 #[case::more_than_wanted(1, 3, counts(2, 2, 2), false, "Progressing", "1 of 1 Pods are available")]
 #[case::old_ones_serve(2, 3, counts(3, 1, 2), false, "Progressing", "Pods of before are still there: 2")]
 #[case::quota(2, 3, both(counts(1, 1, 1), &condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota")), false, "FailedCreate", "exceeded quota")]
+#[case::paused(2, 3, both(counts(2, 0, 2), &condition("Progressing", "Unknown", "DeploymentPaused", "Deployment is paused")), false, "DeploymentPaused", "Deployment is paused; to go on: kubectl rollout resume deployment/web -n shop")]
+#[case::resumed(2, 3, both(counts(2, 2, 1), &condition("Progressing", "Unknown", "DeploymentResumed", "Deployment is resumed")), false, "Progressing", "1 of 2 Pods are available")]
 #[case::late(2, 3, both(counts(2, 2, 1), &condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out")), false, "ProgressDeadlineExceeded", "timed out")]
 #[case::late_before(2, 2, both(counts(2, 2, 1), &condition("Progressing", "False", "ProgressDeadlineExceeded", "timed out")), false, "Progressing", "1 of 2 Pods are available")]
 #[case::quota_over(2, 3, both(counts(2, 2, 2), &condition("ReplicaFailure", "True", "FailedCreate", "exceeded quota")), true, "Ready", "all 2 Pods are available")]
@@ -59,14 +65,15 @@ fn how_a_deployment_stands(
     #[case] reason: &str,
     #[case] message: &str,
 ) {
-    let standing = Rollout::of(&deployment(wanted, observed, status)).standing(None);
+    let standing = Rollout::of(&deployment(wanted, observed, status)).standing(&key(), None);
     assert_eq!(standing, Standing { ready, reason: reason.into(), message: message.into() });
 }
 
 #[test]
 fn pods_say_why_unless_all_is_well_or_the_deployment_knows_better() {
-    let said =
-        |status: Value, observed: i64| Rollout::of(&deployment(2, observed, status)).standing(Some(pull())).reason;
+    let said = |status: Value, observed: i64| {
+        Rollout::of(&deployment(2, observed, status)).standing(&key(), Some(pull())).reason
+    };
     assert_eq!(said(counts(2, 2, 1), 3), "ImagePullBackOff");
     assert_eq!(said(counts(2, 2, 2), 3), "Ready");
     assert_eq!(said(counts(2, 2, 1), 2), "Progressing", "those were asked about another spec");
@@ -94,7 +101,7 @@ fn a_status_mirrors_the_deployment_and_the_service() {
     ] } });
     let served = Served::of(&serde_json::from_value(service).unwrap());
     let rollout = Rollout::of(&deployment);
-    let standing = rollout.standing(None);
+    let standing = rollout.standing(&key(), None);
     let status = status(None, "web", Some(rollout), Some(served), &standing, 7, at("2026-01-02T00:00:00Z"));
     insta::assert_yaml_snapshot!(status);
 }
