@@ -117,7 +117,7 @@ impl Scene {
             let watch = async move {
                 let mut events = std::pin::pin!(watcher::watcher(api, watcher::Config::default()));
                 while let Some(event) = events.next().await {
-                    let Ok(Event::Apply(object)) = event else { continue };
+                    let Ok(Event::Apply(object) | Event::InitApply(object)) = event else { continue };
                     if seen.lock().unwrap().insert((resource.plural.clone(), object.name_any())) {
                         *last.lock().unwrap() = Instant::now();
                     }
