@@ -129,6 +129,14 @@ async fn the_quota_has_no_room() {
     assert!(words.contains("the apiserver refuses Service") && words.contains("exceeded quota: small"), "{words}");
     bed.patch::<ResourceQuota>("small", json!({ "spec": { "hard": { "services": "1" } } })).await;
     ready(&bed, "web").await;
+    // The new bounds are counted anew, and meanwhile a Pod may slip through.
+    bed.until("small", "counts the Pod", |quota: &ResourceQuota| {
+        let status = quota.status.clone().unwrap_or_default();
+        let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
+        status.hard.as_ref() == hard
+            && status.used.is_some_and(|used| used.get("pods").is_some_and(|pods| pods.0 == "1"))
+    })
+    .await;
     // Of the Pods.
     let mut two = one();
     two["size"] = json!(2);
