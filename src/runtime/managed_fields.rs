@@ -14,9 +14,9 @@ const UPDATE: &str = "Update";
 /// Whether `manager` holds all that `desired` says. `desired` is an object as it is sent.
 pub fn holds(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value) -> bool {
     let desired = content(desired);
-    managed.iter().any(|entry| {
+    managed.iter().filter(|entry| is_of(entry, manager)).any(|entry| {
         let others: Vec<_> = managed.iter().filter(|other| *other != entry).map(fields).collect();
-        is_of(entry, manager) && covers(fields(entry), &desired, (operation(entry) == UPDATE).then_some(&*others))
+        covers(fields(entry), &desired, (operation(entry) == UPDATE).then_some(&*others))
     })
 }
 

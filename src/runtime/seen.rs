@@ -109,11 +109,6 @@ impl<S: Clone + PartialEq> Seen<S> {
         self.state().known.get(key).map(|(known, _)| known.clone())
     }
 
-    /// What its owner reports of a child.
-    pub fn report(&self, key: &Key) -> Option<S> {
-        self.state().known.get(key).map(|(known, _)| known.report.clone())
-    }
-
     /// Those of which this is known.
     pub fn those(&self, wanted: impl Fn(&Known<S>) -> bool) -> Vec<Key> {
         let state = self.state();
@@ -260,6 +255,10 @@ mod tests {
         Key::new("shop", name)
     }
 
+    fn report(seen: &Seen<u8>, key: &Key) -> Option<u8> {
+        seen.known(key).map(|known| known.report)
+    }
+
     fn child(version: u64, print: u64, report: u8) -> Known<u8> {
         Known { uid: "1".into(), version, owner: Some(key("owner")), print, going: false, report }
     }
@@ -272,10 +271,10 @@ mod tests {
         for version in [4, 5, 6] {
             assert_eq!(seen.shown(web.clone(), child(version, 0, 1)), None);
         }
-        assert_eq!((seen.look(&web, "d"), seen.report(&web)), (Look::Fine, Some(1)));
+        assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)));
         assert_eq!(seen.look(&web, "other"), Look::Other);
         assert_eq!(seen.shown(web.clone(), child(7, 0, 2)), Some(key("owner")), "what is reported has changed");
-        assert_eq!((seen.look(&web, "d"), seen.report(&web)), (Look::Fine, Some(2)));
+        assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(2)));
         assert_eq!(seen.shown(web.clone(), child(8, 1, 2)), Some(key("owner")));
         assert_eq!(seen.look(&web, "d"), Look::Other);
         assert_eq!(seen.gone(&web, "2"), None, "another one of its name");
@@ -288,7 +287,7 @@ mod tests {
         let seen = Seen::new([None].into(), TRUST);
         seen.wrote(&key("web"), child(5, 0, 1), "d".into());
         tokio::time::advance(TRUST / 2).await;
-        assert_eq!((seen.look(&key("web"), "d"), seen.report(&key("web"))), (Look::Fine, Some(1)));
+        assert_eq!((seen.look(&key("web"), "d"), report(&seen, &key("web"))), (Look::Fine, Some(1)));
         tokio::time::advance(TRUST).await;
         assert_eq!(seen.look(&key("web"), "d"), Look::Other);
     }
@@ -307,7 +306,7 @@ mod tests {
             assert!(!seen.wrote(&web, child(6, 0, 1), "d".into()), "somebody is to look again");
             assert_eq!(seen.look(&web, "d"), Look::Unknown);
             seen.wrote(&web, Known { uid: "2".into(), ..child(7, 0, 1) }, "d".into());
-            assert_eq!((seen.look(&web, "d"), seen.report(&web)), (Look::Fine, Some(1)), "another one of its name");
+            assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)), "another one of its name");
         }
         assert!(seen.state().asking.is_empty());
     }
@@ -333,7 +332,7 @@ mod tests {
         seen.wrote(&web, Known { uid: "2".into(), ..child(9, 0, 1) }, "d".into());
         assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(8, 0, 1) }), None);
         assert_eq!(seen.gone(&web, "1"), None);
-        assert_eq!((seen.look(&web, "d"), seen.report(&web)), (Look::Fine, Some(1)));
+        assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)));
     }
 
     #[test]

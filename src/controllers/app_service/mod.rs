@@ -201,8 +201,7 @@ impl AppServices {
     }
 
     /// An Event for each change of the reason, and for each change of the words where they are `said` by us or the apiserver:
-    /// those of Pods and Deployments name what comes and goes, and are told once. A rollout is told by its
-    /// end.
+    /// those of Pods and Deployments name what comes and goes, and are told once. A rollout is told by its end.
     fn tell(
         &self,
         key: &Key,

@@ -13,7 +13,7 @@ use crate::api::ConfigMapSync;
 use crate::api::config_map_sync::FINALIZER;
 use crate::runtime::ownership::{OWNER_UID, Owner};
 use crate::runtime::reconciler::Outcome;
-use crate::runtime::{Key, apply, ownership};
+use crate::runtime::{Key, apply};
 
 /// How many copies a list holds at once.
 const PAGE: u32 = 500;
@@ -50,10 +50,10 @@ impl ConfigMapSyncs {
 
     /// All copies that may be ours. They are listed anew: what a watch shows may be the past.
     async fn left(&self, sync: &ConfigMapSync, owner: &Owner) -> kube::Result<BTreeSet<Key>> {
-        let lives = |uid: &str| ownership::lives(&self.syncs, uid);
         // What was restored from a backup has another label.
         self.index.ready().await;
-        let mut left: BTreeSet<_> = self.copies.others(owner, |_| false, &lives).into_iter().collect();
+        let mut left: BTreeSet<_> =
+            self.copies.others(owner, |_| false, &|uid: &str| self.lives(uid)).into_iter().collect();
         // In its own namespace an owner reference is a mark too: without the label it is not listed, and would go after its owner.
         let here = self.plan(sync).ok().filter(|_| sync.spec.orphans());
         left.extend(here.map(|plan| Key::new(owner.namespace(), &plan.name)));

@@ -190,6 +190,11 @@ impl ConfigMapSyncs {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
+    /// Whether there is a `ConfigMapSync` with this UID.
+    fn lives(&self, uid: &str) -> bool {
+        ownership::lives(&self.syncs, uid)
+    }
+
     /// Copies what is to be copied.
     async fn sync(&self, key: &Key, sync: &ConfigMapSync, owner: &Owner, plan: &Plan) -> Result<Pass, Error> {
         let blocked = |reason: Reason, words| {
@@ -250,8 +255,7 @@ impl ConfigMapSyncs {
 
     /// Takes away what is not wanted any more; of each copy, whether there was one.
     async fn clear(&self, owner: &Owner, sync: &ConfigMapSync, wanted: &BTreeSet<Key>) -> Vec<(Key, Served)> {
-        let lives = |uid: &str| ownership::lives(&self.syncs, uid);
-        let others = self.copies.others(owner, |copy| wanted.contains(copy), &lives);
+        let others = self.copies.others(owner, |copy| wanted.contains(copy), &|uid: &str| self.lives(uid));
         self.release(owner, sync, others).await
     }
 
@@ -262,7 +266,7 @@ impl ConfigMapSyncs {
         sync: &ConfigMapSync,
         copies: impl IntoIterator<Item = Key>,
     ) -> Vec<(Key, Served)> {
-        let lives = &|uid: &str| ownership::lives(&self.syncs, uid);
+        let lives = &|uid: &str| self.lives(uid);
         let released = copies.into_iter().map(|copy| async move {
             let result = self.copies.release(owner, &sync.spec, &copy, lives).await;
             (copy, result.map_err(Trouble::from))
@@ -288,7 +292,7 @@ impl ConfigMapSyncs {
                 Err(Trouble::snag(Reason::NamespaceTerminating, "the namespace is being deleted".into()))
             }
             Presence::There => {
-                let lives = |uid: &str| ownership::lives(&self.syncs, uid);
+                let lives = |uid: &str| self.lives(uid);
                 self.copies.settle(owner, &sync.spec, source, digest, &copy, &lives).await
             }
         };
