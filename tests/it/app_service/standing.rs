@@ -127,9 +127,12 @@ async fn the_quota_has_no_room() {
     app(&bed, "web", one()).await;
     let words = not_ready(&bed, "web", "Forbidden").await;
     assert!(words.contains("the apiserver refuses Service") && words.contains("exceeded quota: small"), "{words}");
+    // Whoever counts anew for the new bounds has seen the Pod by then: one that it has not seen is not counted for minutes.
+    let runs = |deployment: &Deployment| deployment.status.as_ref().is_some_and(|s| s.ready_replicas == Some(1));
+    bed.until("web", "has its Pod", runs).await;
     bed.patch::<ResourceQuota>("small", json!({ "spec": { "hard": { "services": "1" } } })).await;
     ready(&bed, "web").await;
-    // The new bounds are counted anew, and meanwhile a Pod may slip through.
+    // Meanwhile a Pod may slip through.
     bed.until("small", "counts the Pod", |quota: &ResourceQuota| {
         let status = quota.status.clone().unwrap_or_default();
         let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
