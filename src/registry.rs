@@ -3,15 +3,24 @@
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
 use crate::api::kind::{Kind, Right};
-use crate::controllers::{app_service, config_map_sync, contact_point, my_app, notifications, tracked_field};
+use crate::controllers::{
+    app_service, config_map_sync, contact_point, my_app, my_ingress, notifications, tracked_field,
+};
 use crate::runtime::manager::Start;
 
 /// All kinds.
-pub const KINDS: &[Kind] =
-    &[contact_point::KIND, tracked_field::KIND, config_map_sync::KIND, my_app::KIND, app_service::KIND];
+pub const KINDS: &[Kind] = &[
+    contact_point::KIND,
+    tracked_field::KIND,
+    config_map_sync::KIND,
+    my_app::KIND,
+    app_service::KIND,
+    my_ingress::KIND,
+];
 
 /// What starts the controllers: one function for kinds that share something.
-pub const START: &[Start] = &[notifications::start, config_map_sync::start, my_app::start, app_service::start];
+pub const START: &[Start] =
+    &[notifications::start, config_map_sync::start, my_app::start, app_service::start, my_ingress::start];
 
 /// Reads the CRDs themselves: which are there, and whether they are ours. For these the rights are by name.
 pub const CRD_VERBS: &[&str] = &["list", "watch"];

@@ -11,6 +11,7 @@ pub mod config_map_sync;
 pub mod contact_point;
 pub mod kind;
 pub mod my_app;
+pub mod my_ingress;
 pub mod schema;
 pub mod tracked_field;
 
@@ -18,4 +19,5 @@ pub use app_service::AppService;
 pub use config_map_sync::ConfigMapSync;
 pub use contact_point::ContactPoint;
 pub use my_app::MyApp;
+pub use my_ingress::MyIngress;
 pub use tracked_field::TrackedField;

@@ -38,6 +38,12 @@ pub struct Timings {
     /// Longest wait after failed passes or requests
     #[arg(long, env = "QUARTERMASTER_RETRY_MAX", value_parser = duration, default_value = "5m", hide = true)]
     pub retry_max: Duration,
+    /// First wait after what somebody has to mend elsewhere, such as a right that AWS does not grant
+    #[arg(long, env = "QUARTERMASTER_SLOW_MIN", value_parser = duration, default_value = "30s", hide = true)]
+    pub slow_min: Duration,
+    /// Longest wait after what somebody has to mend elsewhere
+    #[arg(long, env = "QUARTERMASTER_SLOW_MAX", value_parser = duration, default_value = "10m", hide = true)]
+    pub slow_max: Duration,
     /// The most that a receiver's Retry-After is honoured for (Telegram's retry_after has no such limit)
     #[arg(long, env = "QUARTERMASTER_RETRY_AFTER_MAX", value_parser = duration, default_value = "1h", hide = true)]
     pub retry_after_max: Duration,
@@ -68,6 +74,15 @@ pub struct Timings {
     /// How often each object is looked at without a reason
     #[arg(long, env = "QUARTERMASTER_RESYNC", value_parser = duration, default_value = "30m", hide = true)]
     pub resync: Duration,
+    /// How often each load balancer is looked at: AWS tells nobody of a change (up to 1.2 times as long, at random)
+    #[arg(long, env = "QUARTERMASTER_AWS_RESYNC", value_parser = duration, default_value = "10m", hide = true)]
+    pub aws_resync: Duration,
+    /// How long one call of AWS may take
+    #[arg(long, env = "QUARTERMASTER_AWS_TIMEOUT", value_parser = duration, default_value = "20s", hide = true)]
+    pub aws_timeout: Duration,
+    /// How long after a load balancer was asked for AWS may still show none
+    #[arg(long, env = "QUARTERMASTER_AWS_SHOWN_WITHIN", value_parser = duration, default_value = "60s", hide = true)]
+    pub aws_shown_within: Duration,
     /// How long running passes and requests are waited for on shutdown
     #[arg(long, env = "QUARTERMASTER_DRAIN", value_parser = duration, default_value = "500ms", hide = true)]
     pub drain: Duration,
@@ -87,6 +102,8 @@ impl Default for Timings {
             lease_retry_period: Duration::from_millis(500),
             retry_min: Duration::from_secs(1),
             retry_max: Duration::from_mins(5),
+            slow_min: Duration::from_secs(30),
+            slow_max: Duration::from_mins(10),
             retry_after_max: Duration::from_hours(1),
             stopped_retry: Duration::from_mins(5),
             send_timeout: Duration::from_secs(10),
@@ -97,6 +114,9 @@ impl Default for Timings {
             reconcile_timeout: Duration::from_mins(1),
             event_renewal: Duration::from_mins(30),
             resync: Duration::from_mins(30),
+            aws_resync: Duration::from_mins(10),
+            aws_timeout: Duration::from_secs(20),
+            aws_shown_within: Duration::from_mins(1),
             drain: Duration::from_millis(500),
             api_timeout: Duration::from_secs(30),
             watch_timeout: Duration::from_mins(2),
@@ -126,6 +146,7 @@ impl Timings {
         }
         for (min, max, flags) in [
             (self.retry_min, self.retry_max, "--retry-min must not be more than --retry-max"),
+            (self.slow_min, self.slow_max, "--slow-min must not be more than --slow-max"),
             (self.waiting_min, self.waiting_max, "--waiting-min must not be more than --waiting-max"),
         ] {
             if min > max {

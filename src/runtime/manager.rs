@@ -302,6 +302,7 @@ impl Manager {
             concurrency: CONCURRENCY,
             timeout: timings.reconcile_timeout,
             failed: Policy { min: timings.retry_min, max: timings.retry_max },
+            slow: Policy { min: timings.slow_min, max: timings.slow_max },
             waiting: Policy { min: timings.waiting_min, max: timings.waiting_max },
             resync: timings.resync,
         }

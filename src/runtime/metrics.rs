@@ -56,6 +56,7 @@ struct Inner {
     reconcile_limit: Gauges<1>,
     reconcile_active: Gauges<1>,
     api_requests: Counters<3>,
+    aws_requests: Counters<2>,
     leadership: Arc<OnceLock<(String, Fence)>>,
     notifications: Counters<2>,
     notification_latency: Histogram,
@@ -133,6 +134,7 @@ impl Metrics {
             reconcile_limit: Gauges::default(),
             reconcile_active: Gauges::default(),
             api_requests: Counters::default(),
+            aws_requests: Counters::default(),
             leadership: leadership.clone(),
             notifications: Counters::default(),
             notification_latency: Histogram::new(LATENCY_BUCKETS),
@@ -159,6 +161,7 @@ impl Metrics {
             "Requests to the apiserver by status code, or <error> when there was no answer",
             inner.api_requests.clone(),
         );
+        r.register("quartermaster_aws_requests", "Calls of AWS by their outcome", inner.aws_requests.clone());
         r.register_collector(Box::new(Leadership(leadership)));
         r.register("quartermaster_notifications", "Requests to receivers by outcome", inner.notifications.clone());
         r.register(
@@ -214,6 +217,11 @@ impl Metrics {
         let code = code.map_or(Cow::Borrowed("<error>"), |code| code.to_string().into());
         let labels = [("code", code), ("method", method.to_owned().into()), ("host", host.to_owned().into())];
         self.0.api_requests.get_or_create(&labels).inc();
+    }
+
+    /// One call of AWS was answered with that code; `OK` where it was done.
+    pub fn aws_request(&self, action: &'static str, code: &'static str) {
+        self.0.aws_requests.get_or_create(&label([("action", action), ("code", code)])).inc();
     }
 
     /// From now on `leader_election_master_status` says whether `fence`, that of the Lease `name`, is held. Without leader

@@ -18,6 +18,7 @@ pub mod crds;
 pub mod drain;
 pub mod events;
 pub mod feed;
+pub mod finalizer;
 pub mod health;
 pub mod leader;
 pub mod managed_fields;

@@ -34,6 +34,11 @@ pub trait Reconciler: Send + Sync + 'static {
     /// One pass over one object. Never two at once for the same object; may be dropped at any await.
     fn reconcile(&self, object: Arc<Self::Object>) -> impl Future<Output = Result<Outcome, Self::Error>> + Send;
 
+    /// How often each object is looked at without a reason, where that is `usual`.
+    fn resync(&self, usual: Duration) -> Duration {
+        usual
+    }
+
     /// The object of this key is gone: what is kept for it may go. Said again whenever something wakes it, because a pass
     /// that was under way when it went may have left something behind.
     fn gone(&self, key: &Key);
@@ -64,6 +69,8 @@ pub enum Class {
     Terminal,
     /// Try again, with growing delays.
     Transient,
+    /// Try again, with longer delays: somebody has to do something first that no watch tells of.
+    Slow,
     /// Something came in between (the object changed or was replaced, the lease went): try again, it is no error.
     Conflict,
 }
@@ -93,6 +100,8 @@ pub struct Limits {
     pub timeout: Duration,
     /// Delays after failures.
     pub failed: Policy,
+    /// Delays after failures that somebody has to mend elsewhere.
+    pub slow: Policy,
     /// Delays while something is waited for.
     pub waiting: Policy,
     /// How often each object is looked at without a reason.
@@ -141,6 +150,7 @@ pub struct Runner<R: Reconciler> {
     watchdog: Watchdog,
     running: TaskTracker,
     failed: Backoffs<ObjectRef<R::Object>>,
+    slow: Backoffs<ObjectRef<R::Object>>,
     waiting: Backoffs<ObjectRef<R::Object>>,
     /// The last `requested-at` of each object that has one.
     requested: Mutex<HashMap<ObjectRef<R::Object>, String>>,
@@ -165,6 +175,7 @@ impl<R: Reconciler> Runner<R> {
             watchdog,
             running,
             failed: Backoffs::new(limits.failed),
+            slow: Backoffs::new(limits.slow),
             waiting: Backoffs::new(limits.waiting),
             requested: Mutex::default(),
         }
@@ -198,9 +209,15 @@ impl<R: Reconciler> Runner<R> {
             .await;
     }
 
+    /// The next delay of each kind is the first one again.
+    fn reset(&self, key: &ObjectRef<R::Object>) {
+        for backoffs in [&self.failed, &self.slow, &self.waiting] {
+            backoffs.reset(key);
+        }
+    }
+
     fn forget(&self, key: &ObjectRef<R::Object>) {
-        self.failed.reset(key);
-        self.waiting.reset(key);
+        self.reset(key);
         self.requested.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
@@ -218,8 +235,7 @@ impl<R: Reconciler> Runner<R> {
         }
         let key = ObjectRef::from_obj(object.as_ref());
         if self.requested(&key, &object) {
-            self.failed.reset(&key);
-            self.waiting.reset(&key);
+            self.reset(&key);
         }
         let namespace = key.namespace.as_deref().unwrap_or_default();
         let span = telemetry::pass(self.name, &R::Object::group(&()), &R::Object::kind(&()), namespace, &key.name);
@@ -250,6 +266,7 @@ impl<R: Reconciler> Runner<R> {
 
     fn well(&self, key: &ObjectRef<R::Object>, outcome: Outcome) -> (Reconciled, Action) {
         self.failed.reset(key);
+        self.slow.reset(key);
         debug!(?outcome, "pass done");
         if outcome != Outcome::Waiting {
             self.waiting.reset(key);
@@ -263,7 +280,7 @@ impl<R: Reconciler> Runner<R> {
 
     /// Not all of them at once.
     fn resync(&self) -> Action {
-        Action::requeue(self.limits.resync.mul_f64(rand::random_range(1.0..1.2)))
+        Action::requeue(self.reconciler.resync(self.limits.resync).mul_f64(rand::random_range(1.0..1.2)))
     }
 
     fn failed(&self, key: &ObjectRef<R::Object>, failure: &R::Error) -> (Reconciled, Action) {
@@ -273,8 +290,9 @@ impl<R: Reconciler> Runner<R> {
                 warn!(error, "the pass failed; it is tried again when the object changes");
                 (Reconciled::Error, self.resync())
             }
-            Class::Transient => {
-                let delay = self.failed.next_delay(key);
+            class @ (Class::Transient | Class::Slow) => {
+                let backoffs = if class == Class::Slow { &self.slow } else { &self.failed };
+                let delay = backoffs.next_delay(key);
                 warn!(error, ?delay, "the pass failed; it is tried again");
                 (Reconciled::Error, Action::requeue(delay))
             }

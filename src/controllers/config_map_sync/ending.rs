@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt;
 use kube::api::ListParams;
 use kube::core::PartialObjectMeta;
 
@@ -13,7 +12,7 @@ use crate::api::ConfigMapSync;
 use crate::api::config_map_sync::FINALIZER;
 use crate::runtime::ownership::{OWNER_UID, Owner};
 use crate::runtime::reconciler::Outcome;
-use crate::runtime::{Key, apply};
+use crate::runtime::{Key, finalizer};
 
 /// How many copies a list holds at once.
 const PAGE: u32 = 500;
@@ -21,7 +20,7 @@ const PAGE: u32 = 500;
 impl ConfigMapSyncs {
     /// It is being deleted: its copies go before it does.
     pub(super) async fn finish(&self, key: &Key, sync: &ConfigMapSync, owner: &Owner) -> Result<Outcome, Error> {
-        if !sync.finalizers().iter().any(|name| name == FINALIZER) {
+        if !finalizer::is_on(sync, FINALIZER) {
             return Ok(Outcome::Done);
         }
         let left = self.left(sync, owner).await;
@@ -40,12 +39,8 @@ impl ConfigMapSyncs {
             self.write(key, sync, &Came::Blocked { reason, words }, wrote).await?;
             return failure.map_or(Ok(Outcome::Waiting), Err);
         }
-        let left: Vec<_> = sync.finalizers().iter().map(String::as_str).filter(|name| *name != FINALIZER).collect();
-        match apply::finalizers(&self.api(key), MANAGER, sync, &left).await {
-            Ok(_) => Ok(Outcome::Done),
-            Err(kube::Error::Api(said)) if said.code == 404 => Ok(Outcome::Done),
-            Err(error) => Err(Error::WriteStatus(error)),
-        }
+        finalizer::take(&self.api(key), MANAGER, sync, FINALIZER).await.map_err(Error::WriteStatus)?;
+        Ok(Outcome::Done)
     }
 
     /// All copies that may be ours. They are listed anew: what a watch shows may be the past.

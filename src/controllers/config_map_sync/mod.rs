@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::Store;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, Resource};
 
 use self::copies::{Copies, Trouble};
 use self::index::{Index, Presence};
@@ -25,7 +25,7 @@ use crate::runtime::manager::Manager;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::written::Written;
-use crate::runtime::{Key, Scope, apply, ownership};
+use crate::runtime::{Key, Scope, finalizer, ownership};
 
 pub mod copies;
 pub mod copy;
@@ -299,17 +299,6 @@ impl ConfigMapSyncs {
         (copy, result)
     }
 
-    /// Has the finalizer be there before the first copy is.
-    async fn guard(&self, key: &Key, sync: Arc<ConfigMapSync>) -> Result<Arc<ConfigMapSync>, Error> {
-        if sync.finalizers().iter().any(|name| name == FINALIZER) {
-            return Ok(sync);
-        }
-        let finalizers: Vec<_> = sync.finalizers().iter().map(String::as_str).chain([FINALIZER]).collect();
-        let api = self.api(key);
-        let guarded = apply::finalizers(&api, MANAGER, sync.as_ref(), &finalizers);
-        self.written.object(key, guarded).await.map_err(Error::WriteStatus)
-    }
-
     fn unsaid(&self) -> MutexGuard<'_, HashMap<Key, Time>> {
         self.unsaid.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -368,7 +357,9 @@ impl Reconciler for ConfigMapSyncs {
                 return Ok(Outcome::Done);
             }
         };
-        let sync = self.guard(&key, sync).await?;
+        let api = self.api(&key);
+        let guarded = finalizer::put(&self.written, &api, MANAGER, sync, FINALIZER);
+        let sync = guarded.await.map_err(Error::WriteStatus)?;
         let Pass { came, wrote, asks, failure } = self.sync(&key, &sync, &owner, &plan).await?;
         self.write(&key, &sync, &came, wrote).await?;
         match failure {

@@ -1,0 +1,198 @@
+//! `MyIngress`: an AWS Application Load Balancer, from its subnets and its scheme.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::Rule;
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+use super::common::{Conditions, conditions_schema, rule_over};
+
+/// The kind's API group.
+pub const GROUP: &str = "demo.rtfm.co.ua";
+/// Finalizer: the balancer lies in AWS, where no garbage collection of Kubernetes reaches it.
+pub const FINALIZER: &str = "quartermaster.dev/load-balancer";
+/// What the balancer's name has after that of its `MyIngress`.
+pub const SUFFIX: &str = "-alb";
+
+/// Why a name will not do, and what will (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_CreateLoadBalancer.html>).
+pub const NAME: &str = "take a name of at most 28 lower-case letters, digits and '-', with a letter or digit at both ends, which is not internal \
+    and does not start with internal-: the load balancer is called NAME-alb, and AWS lets it have 32 characters";
+/// What to say where there are too few subnets.
+pub const SUBNETS: &str = "give at least two subnets, each in another availability zone: a load balancer takes no less";
+/// What to say of something else than a subnet's ID.
+pub const BAD_SUBNET: &str = "write the IDs of subnets, such as subnet-0123456789abcdef0";
+/// What to say of a subnet that is named twice.
+pub const TWICE: &str = "name each one once";
+/// What to say of another scheme.
+pub const BAD_SCHEME: &str = "write scheme: internet-facing, or scheme: internal";
+/// What to say of a scheme that changes.
+pub const FIXED_SCHEME: &str = "the scheme of a load balancer cannot change: delete this MyIngress and create it anew, or create one of another name";
+/// What to say of another address type.
+pub const BAD_ADDRESSES: &str =
+    "write ipAddressType: ipv4, ipAddressType: dualstack, or ipAddressType: dualstack-without-public-ipv4";
+/// What to say of an internal balancer that would need no public addresses to begin with.
+pub const PUBLIC_ONLY: &str =
+    "ipAddressType: dualstack-without-public-ipv4 is for scheme: internet-facing alone; write ipAddressType: dualstack";
+/// What to say of something else than a security group's ID.
+pub const BAD_GROUP: &str = "write the IDs of security groups, such as sg-0123456789abcdef0";
+/// What to say of a tag's key that is too long, or empty.
+pub const LONG_KEY: &str = "write tags whose keys have 1 to 128 characters";
+/// What to say of a tag that is not the user's to set.
+pub const OUR_TAG: &str = "take other keys: those that begin with aws: are for AWS, and ManagedBy and those that begin with quartermaster.dev/ \
+    say whose the load balancer is";
+
+/// An AWS Application Load Balancer.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[kube(
+    group = "demo.rtfm.co.ua",
+    version = "v1",
+    kind = "MyIngress",
+    doc = "An AWS Application Load Balancer.",
+    plural = "myingresses",
+    shortname = "mying",
+    category = "quartermaster",
+    namespaced,
+    status = "MyIngressStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    // An object from before there was a schema may lack a spec. One that cannot be read would stop the watch of all.
+    // Named, because the derived schema is that of a type beside this one, which has no default of its own.
+    attr = "cfg_attr(all(), serde(default = \"MyIngress::default\"))",
+    validation = name_of_a_balancer(),
+    printcolumn(name = "DNS", type_ = "string", json_path = ".status.alb.dns"),
+    printcolumn(name = "State", type_ = "string", json_path = ".status.alb.state"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].reason"),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].message",
+        priority = 1
+    ),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = two_subnets(), validation = fixed_scheme(), validation = public_addresses())]
+pub struct MyIngressSpec {
+    /// IDs of the subnets that it has an address in: at least two, each in another availability zone, all in one VPC.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 16, "items" = { "type": "string", "maxLength": 64 }))]
+    #[x_kube(
+        validation = ("self.all(subnet, subnet.matches('^subnet-[0-9a-z]+$'))", BAD_SUBNET),
+        validation = ("self.all(subnet, self.exists_one(other, other == subnet))", TWICE),
+    )]
+    pub subnets: Vec<String>,
+    /// `internet-facing` (unless given) or `internal`. It cannot change.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = ("self in ['', 'internet-facing', 'internal']", BAD_SCHEME))]
+    pub scheme: String,
+    /// IDs of its security groups. Unless given AWS takes the VPC's default group, and whatever is set there stays.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 16, "items" = { "type": "string", "maxLength": 64 }))]
+    #[x_kube(
+        validation = ("self.all(group, group.matches('^sg-[0-9a-z]+$'))", BAD_GROUP),
+        validation = ("self.all(group, self.exists_one(other, other == group))", TWICE),
+    )]
+    pub security_groups: Vec<String>,
+    /// `ipv4` (unless given), `dualstack` or `dualstack-without-public-ipv4`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = ("self in ['ipv4', 'dualstack', 'dualstack-without-public-ipv4']", BAD_ADDRESSES))]
+    pub ip_address_type: Option<String>,
+    /// Tags of the balancer beside those that say whose it is. Tags that others set stay.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 40, "additionalProperties" = { "type": "string", "maxLength": 256 }))]
+    #[x_kube(
+        validation = ("self.all(key, size(key) >= 1 && size(key) <= 128)", LONG_KEY),
+        validation = (
+            "self.all(key, !key.startsWith('aws:') && !key.startsWith('quartermaster.dev/') && key != 'ManagedBy')",
+            OUR_TAG,
+        ),
+    )]
+    pub tags: BTreeMap<String, String>,
+    /// While true the balancer is left alone; deleting the object still deletes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspend: Option<bool>,
+}
+
+impl MyIngressSpec {
+    /// The scheme, also where none is given.
+    pub fn scheme(&self) -> &str {
+        if self.scheme.is_empty() { "internet-facing" } else { &self.scheme }
+    }
+
+    /// The address type, also where none is given.
+    pub fn ip_address_type(&self) -> &str {
+        self.ip_address_type.as_deref().unwrap_or("ipv4")
+    }
+}
+
+/// How the balancer is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MyIngressStatus {
+    /// The balancer, once AWS was asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alb: Option<Alb>,
+    /// The generation that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Type `Ready`, with the reason why not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "conditions_schema")]
+    pub conditions: Conditions,
+}
+
+/// The balancer in AWS. None of this proves whose it is: its tags do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Alb {
+    /// Its DNS name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dns: Option<String>,
+    /// Its Amazon Resource Name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arn: Option<String>,
+    /// What AWS says of it: `provisioning`, `active`, `active_impaired` or `failed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// When AWS was last asked to create it. For a while after that it may be there though AWS does not show it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_at: Option<Time>,
+    /// Keys of the tags of the spec that it has, or is about to have: those that the spec drops are taken away.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tag_keys: Vec<String>,
+}
+
+fn two_subnets() -> Rule {
+    rule_over(&["subnets"], "has(self.subnets) && size(self.subnets) >= 2", SUBNETS)
+}
+
+/// Not on the field: where it is absent, it is internet-facing.
+fn fixed_scheme() -> Rule {
+    let scheme =
+        |object: &str| format!("(has({object}.scheme) && {object}.scheme != '' ? {object}.scheme : 'internet-facing')");
+    Rule::new(format!("{} == {}", scheme("self"), scheme("oldSelf"))).message(FIXED_SCHEME)
+}
+
+fn public_addresses() -> Rule {
+    rule_over(
+        &["scheme", "ipAddressType"],
+        "!(has(self.scheme) && self.scheme == 'internal' && has(self.ipAddressType) && \
+         self.ipAddressType == 'dualstack-without-public-ipv4')",
+        PUBLIC_ONLY,
+    )
+}
+
+/// On create only: a rule at the root would otherwise keep an older object from everything, its deletion included.
+fn name_of_a_balancer() -> Rule {
+    Rule::new(
+        "oldSelf.hasValue() || (self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,26}[a-z0-9])?$') && \
+         !(self.metadata.name + '-').startsWith('internal-'))",
+    )
+    .message(NAME)
+    .optional_old_self(true)
+}

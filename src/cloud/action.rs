@@ -1,0 +1,106 @@
+//! THE list of what is called in AWS, and the rights that follow from it.
+
+use serde_json::{Value, json};
+
+use crate::api::my_ingress::SUFFIX;
+
+/// A call, named as in the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Operations.html).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // each is a page of the API reference
+pub enum Action {
+    DescribeLoadBalancers,
+    DescribeTags,
+    CreateLoadBalancer,
+    AddTags,
+    DeleteLoadBalancer,
+    RemoveTags,
+    SetIpAddressType,
+    SetSecurityGroups,
+    SetSubnets,
+}
+
+/// How a policy lets a call be made (<https://docs.aws.amazon.com/service-authorization/latest/reference/list_awselasticloadbalancingv2.html>).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Grant {
+    /// On everything: what only reads knows no resources.
+    Read,
+    /// On a balancer of our naming. AWS asks for `AddTags` of who creates one with tags, and one that is handed over has none of
+    /// ours yet.
+    Named,
+    /// On a balancer of our naming that bears our tag.
+    Tagged,
+}
+
+impl Action {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::DescribeLoadBalancers,
+        Self::DescribeTags,
+        Self::CreateLoadBalancer,
+        Self::AddTags,
+        Self::DeleteLoadBalancer,
+        Self::RemoveTags,
+        Self::SetIpAddressType,
+        Self::SetSecurityGroups,
+        Self::SetSubnets,
+    ];
+
+    /// As AWS spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DescribeLoadBalancers => "DescribeLoadBalancers",
+            Self::DescribeTags => "DescribeTags",
+            Self::CreateLoadBalancer => "CreateLoadBalancer",
+            Self::AddTags => "AddTags",
+            Self::DeleteLoadBalancer => "DeleteLoadBalancer",
+            Self::RemoveTags => "RemoveTags",
+            Self::SetIpAddressType => "SetIpAddressType",
+            Self::SetSecurityGroups => "SetSecurityGroups",
+            Self::SetSubnets => "SetSubnets",
+        }
+    }
+
+    /// Whether it changes anything. AWS counts these apart.
+    pub fn writes(self) -> bool {
+        self.grant() != Grant::Read
+    }
+
+    fn grant(self) -> Grant {
+        match self {
+            Self::DescribeLoadBalancers | Self::DescribeTags => Grant::Read,
+            Self::CreateLoadBalancer | Self::AddTags => Grant::Named,
+            Self::DeleteLoadBalancer
+            | Self::RemoveTags
+            | Self::SetIpAddressType
+            | Self::SetSecurityGroups
+            | Self::SetSubnets => Grant::Tagged,
+        }
+    }
+}
+
+/// Tag of every balancer of ours, and its value: what the policy tells ours by.
+pub const MANAGED_BY: (&str, &str) = ("ManagedBy", "quartermaster");
+
+/// The least IAM policy that all of it works with.
+pub fn policy() -> Value {
+    let statement = |sid: &str, grant: Grant| {
+        let granted = Action::ALL.into_iter().filter(|action| action.grant() == grant);
+        let actions: Vec<_> = granted.map(|action| format!("elasticloadbalancing:{}", action.name())).collect();
+        let ours = format!("arn:aws:elasticloadbalancing:*:*:loadbalancer/app/*{SUFFIX}/*");
+        let resource = if grant == Grant::Read { "*".into() } else { ours };
+        let mut statement = json!({ "Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resource });
+        if grant == Grant::Tagged {
+            let tag = format!("aws:ResourceTag/{}", MANAGED_BY.0);
+            statement["Condition"] = json!({ "StringEquals": { tag: MANAGED_BY.1 } });
+        }
+        statement
+    };
+    json!({
+        "Version": "2012-10-17",
+        "Statement": [
+            statement("Look", Grant::Read),
+            statement("CreateAndTag", Grant::Named),
+            statement("ChangeOurs", Grant::Tagged),
+        ],
+    })
+}

@@ -1,0 +1,201 @@
+//! Load balancers of AWS, through its Elastic Load Balancing API, version 2.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use aws_config::BehaviorVersion;
+use aws_config::retry::RetryConfig;
+use aws_config::timeout::TimeoutConfig;
+use aws_sdk_elasticloadbalancingv2::Client;
+use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_elasticloadbalancingv2::types::{
+    IpAddressType, LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerTypeEnum, Tag,
+};
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+use tokio::sync::OnceCell;
+
+use super::action::Action;
+use super::fault::{self, Fault};
+use super::pace::Pace;
+use super::{Balancer, Balancers, Tags, Wanted};
+use crate::runtime::leader::Fence;
+use crate::runtime::metrics::Metrics;
+use crate::runtime::reconciler::Class;
+
+/// Asks AWS. Region, credentials and endpoint are what the SDK finds
+/// (<https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html>), and are looked for at the first call.
+pub struct Elb {
+    client: OnceCell<Client>,
+    pace: Pace,
+    fence: Fence,
+    metrics: Metrics,
+    timeout: Duration,
+}
+
+impl Elb {
+    /// Each call takes `timeout` at most, and is made only while `fence` is held.
+    pub fn new(fence: Fence, metrics: Metrics, timeout: Duration) -> Self {
+        Self { client: OnceCell::new(), pace: Pace::new(), fence, metrics, timeout }
+    }
+
+    /// Made again as long as there is no region: the instance's own answers may come late.
+    async fn client(&self) -> Result<&Client, Fault> {
+        let connect = async || {
+            let limits = TimeoutConfig::builder().operation_timeout(self.timeout).build();
+            let config = aws_config::defaults(BehaviorVersion::latest())
+                // The runtime's delays are enough.
+                .retry_config(RetryConfig::disabled())
+                .timeout_config(limits)
+                .load()
+                .await;
+            if config.region().is_none() {
+                let words = "no region for AWS: set AWS_REGION, or region in the profile";
+                return Err(Fault::unsent(Class::Slow, fault::REGION_MISSING, words));
+            }
+            Ok(Client::new(&config))
+        };
+        self.client.get_or_try_init(connect).await
+    }
+
+    /// Makes a call, when it is its turn.
+    async fn call<T, E>(
+        &self,
+        action: Action,
+        send: impl AsyncFnOnce(&Client) -> Result<T, SdkError<E, HttpResponse>>,
+    ) -> Result<T, Fault>
+    where
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+    {
+        let client = self.client().await?;
+        self.pace.turn(action).await;
+        if !self.fence.held() {
+            return Err(Fault::unsent(Class::Conflict, "NotLeading", "this replica does not lead any more"));
+        }
+        let answer = send(client).await.map_err(Fault::from);
+        let code = answer.as_ref().map_or_else(|fault| fault.reason, |_| "OK");
+        self.metrics.aws_request(action.name(), code);
+        answer
+    }
+}
+
+impl Balancers for Elb {
+    async fn find(&self, name: &str) -> Result<Option<Balancer>, Fault> {
+        let described = self
+            .call(Action::DescribeLoadBalancers, async |client| {
+                client.describe_load_balancers().names(name).send().await
+            })
+            .await;
+        match described {
+            Ok(described) => Ok(described.load_balancers().first().map(Balancer::from)),
+            Err(fault) if fault.is(fault::NOT_FOUND) => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    async fn tags(&self, arn: &str) -> Result<Option<Tags>, Fault> {
+        let described = self
+            .call(Action::DescribeTags, async |client| client.describe_tags().resource_arns(arn).send().await)
+            .await;
+        let described = match described {
+            Ok(described) => described,
+            Err(fault) if fault.is(fault::NOT_FOUND) => return Ok(None),
+            Err(fault) => return Err(fault),
+        };
+        let of_it = described.tag_descriptions().iter().find(|described| described.resource_arn() == Some(arn));
+        let pair = |tag: &Tag| Some((tag.key()?.to_owned(), tag.value().unwrap_or_default().to_owned()));
+        Ok(of_it.map(|described| described.tags().iter().filter_map(pair).collect()))
+    }
+
+    async fn create(&self, wanted: &Wanted) -> Result<Balancer, Fault> {
+        let created = self
+            .call(Action::CreateLoadBalancer, async |client| {
+                client
+                    .create_load_balancer()
+                    .name(&wanted.name)
+                    .r#type(LoadBalancerTypeEnum::Application)
+                    .scheme(LoadBalancerSchemeEnum::from(wanted.scheme.as_str()))
+                    .ip_address_type(IpAddressType::from(wanted.ip_address_type.as_str()))
+                    .set_subnets(Some(list(&wanted.subnets)))
+                    .set_security_groups(Some(list(&wanted.security_groups)).filter(|groups| !groups.is_empty()))
+                    .set_tags(Some(pairs(&wanted.tags)))
+                    .send()
+                    .await
+            })
+            .await?;
+        let created = created.load_balancers().first().map(Balancer::from);
+        created.ok_or_else(|| {
+            Fault::unsent(Class::Transient, "AWSUnavailable", "AWS created a load balancer and did not say which")
+        })
+    }
+
+    async fn set_subnets(&self, arn: &str, subnets: &BTreeSet<String>) -> Result<(), Fault> {
+        let set = async |client: &Client| {
+            client.set_subnets().load_balancer_arn(arn).set_subnets(Some(list(subnets))).send().await
+        };
+        self.call(Action::SetSubnets, set).await.map(drop)
+    }
+
+    async fn set_security_groups(&self, arn: &str, groups: &BTreeSet<String>) -> Result<(), Fault> {
+        let set = async |client: &Client| {
+            client.set_security_groups().load_balancer_arn(arn).set_security_groups(Some(list(groups))).send().await
+        };
+        self.call(Action::SetSecurityGroups, set).await.map(drop)
+    }
+
+    async fn set_ip_address_type(&self, arn: &str, addresses: &str) -> Result<(), Fault> {
+        let set = async |client: &Client| {
+            client
+                .set_ip_address_type()
+                .load_balancer_arn(arn)
+                .ip_address_type(IpAddressType::from(addresses))
+                .send()
+                .await
+        };
+        self.call(Action::SetIpAddressType, set).await.map(drop)
+    }
+
+    async fn add_tags(&self, arn: &str, tags: &Tags) -> Result<(), Fault> {
+        let add = async |client: &Client| client.add_tags().resource_arns(arn).set_tags(Some(pairs(tags))).send().await;
+        self.call(Action::AddTags, add).await.map(drop)
+    }
+
+    async fn remove_tags(&self, arn: &str, keys: &BTreeSet<String>) -> Result<(), Fault> {
+        let remove =
+            async |client: &Client| client.remove_tags().resource_arns(arn).set_tag_keys(Some(list(keys))).send().await;
+        self.call(Action::RemoveTags, remove).await.map(drop)
+    }
+
+    async fn delete(&self, arn: &str) -> Result<(), Fault> {
+        let delete = async |client: &Client| client.delete_load_balancer().load_balancer_arn(arn).send().await;
+        match self.call(Action::DeleteLoadBalancer, delete).await {
+            Err(fault) if fault.is(fault::NOT_FOUND) => Ok(()),
+            deleted => deleted.map(drop),
+        }
+    }
+}
+
+impl From<&LoadBalancer> for Balancer {
+    fn from(shown: &LoadBalancer) -> Self {
+        let text = |text: Option<&str>| text.unwrap_or_default().to_owned();
+        let state = shown.state();
+        Self {
+            arn: text(shown.load_balancer_arn()),
+            dns: text(shown.dns_name()),
+            kind: text(shown.r#type().map(LoadBalancerTypeEnum::as_str)),
+            state: text(state.and_then(|state| state.code()).map(|code| code.as_str())),
+            state_reason: text(state.and_then(|state| state.reason())),
+            scheme: text(shown.scheme().map(LoadBalancerSchemeEnum::as_str)),
+            ip_address_type: text(shown.ip_address_type().map(IpAddressType::as_str)),
+            subnets: shown.availability_zones().iter().filter_map(|zone| zone.subnet_id().map(Into::into)).collect(),
+            security_groups: shown.security_groups().iter().cloned().collect(),
+        }
+    }
+}
+
+fn list(set: &BTreeSet<String>) -> Vec<String> {
+    set.iter().cloned().collect()
+}
+
+fn pairs(tags: &Tags) -> Vec<Tag> {
+    tags.iter().map(|(key, value)| Tag::builder().key(key).value(value).build()).collect()
+}

@@ -1,0 +1,200 @@
+//! Why AWS refuses: THE table from its error codes to what is to be done about each, and what is said of it.
+
+use std::error::Error;
+use std::fmt;
+
+use aws_credential_types::provider::error::CredentialsError;
+use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
+use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+
+use crate::runtime::reconciler::{Class, Failure};
+use crate::runtime::telemetry;
+
+/// There is no balancer of that name or ARN.
+pub const NOT_FOUND: &str = "LoadBalancerNotFound";
+/// A balancer that may not be deleted.
+pub const PROTECTED: &str = "OperationNotPermitted";
+
+/// The reason while the credentials are missing, expired or refused.
+pub const CREDENTIALS_MISSING: &str = "CredentialsMissing";
+/// The reason while no region is known.
+pub const REGION_MISSING: &str = "RegionMissing";
+
+const ACCESS_DENIED: &str = "AccessDenied";
+const QUOTA_EXCEEDED: &str = "QuotaExceeded";
+const THROTTLED: &str = "Throttled";
+const UNAVAILABLE: &str = "AWSUnavailable";
+const IN_PROGRESS: &str = "InProgress";
+const NAME_TAKEN: &str = "NameTaken";
+const NOT_PERMITTED: &str = "NotPermitted";
+const SUBNET_FULL: &str = "SubnetFull";
+const SPEC_REFUSED: &str = "SpecRefused";
+const REFUSED: &str = "Refused";
+
+/// Every code of the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html) that
+/// concerns load balancers, listeners, target groups and their tags, and of signed calls at large.
+///
+/// Terminal is what only another spec changes, slow what somebody else has to change first.
+#[rustfmt::skip]
+pub const CODES: &[(&str, Class, &str)] = &[
+    // The spec.
+    ("AllocationIdNotFound",                     Class::Terminal,  SPEC_REFUSED),
+    ("ALPNPolicyNotFound",                       Class::Terminal,  SPEC_REFUSED),
+    ("AvailabilityZoneNotSupported",             Class::Terminal,  SPEC_REFUSED),
+    ("CertificateNotFound",                      Class::Terminal,  SPEC_REFUSED),
+    ("DuplicateTagKeys",                         Class::Terminal,  SPEC_REFUSED),
+    ("IncompatibleProtocols",                    Class::Terminal,  SPEC_REFUSED),
+    ("InvalidConfigurationRequest",              Class::Terminal,  SPEC_REFUSED),
+    ("InvalidLoadBalancerAction",                Class::Terminal,  SPEC_REFUSED),
+    ("InvalidScheme",                            Class::Terminal,  SPEC_REFUSED),
+    ("InvalidSecurityGroup",                     Class::Terminal,  SPEC_REFUSED),
+    ("SSLPolicyNotFound",                        Class::Terminal,  SPEC_REFUSED),
+    ("SubnetNotFound",                           Class::Terminal,  SPEC_REFUSED),
+    ("TooManyTags",                              Class::Terminal,  SPEC_REFUSED),
+    ("UnsupportedProtocol",                      Class::Terminal,  SPEC_REFUSED),
+    ("ValidationError",                          Class::Terminal,  SPEC_REFUSED),
+    // The account: its limits ...
+    ("InvalidSubnet",                            Class::Slow,      SUBNET_FULL),
+    ("TargetGroupAssociationLimit",              Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyActions",                           Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyCertificates",                      Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyListeners",                         Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyLoadBalancers",                     Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyRegistrationsForTargetId",          Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyRules",                             Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyTargetGroups",                      Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyTargets",                           Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyUniqueTargetGroupsPerLoadBalancer", Class::Slow,      QUOTA_EXCEEDED),
+    // ... what it forbids ...
+    (PROTECTED,                                  Class::Slow,      NOT_PERMITTED),
+    ("AccessDenied",                             Class::Slow,      ACCESS_DENIED),
+    ("AccessDeniedException",                    Class::Slow,      ACCESS_DENIED),
+    ("NotAuthorized",                            Class::Slow,      ACCESS_DENIED),
+    ("OptInRequired",                            Class::Slow,      ACCESS_DENIED),
+    ("UnauthorizedOperation",                    Class::Slow,      ACCESS_DENIED),
+    // ... and whom it does not know.
+    ("AuthFailure",                              Class::Slow,      CREDENTIALS_MISSING),
+    ("ExpiredToken",                             Class::Slow,      CREDENTIALS_MISSING),
+    ("ExpiredTokenException",                    Class::Slow,      CREDENTIALS_MISSING),
+    ("IncompleteSignature",                      Class::Slow,      CREDENTIALS_MISSING),
+    ("InvalidAccessKeyId",                       Class::Slow,      CREDENTIALS_MISSING),
+    ("InvalidClientTokenId",                     Class::Slow,      CREDENTIALS_MISSING),
+    ("MissingAuthenticationToken",               Class::Slow,      CREDENTIALS_MISSING),
+    ("SignatureDoesNotMatch",                    Class::Slow,      CREDENTIALS_MISSING),
+    ("UnrecognizedClientException",              Class::Slow,      CREDENTIALS_MISSING),
+    // Another balancer of the name, which is not shown yet or not any more.
+    ("DuplicateLoadBalancerName",                Class::Transient, NAME_TAKEN),
+    // What is there, or is not there any more, in a moment.
+    ("DuplicateListener",                        Class::Transient, IN_PROGRESS),
+    ("DuplicateTargetGroupName",                 Class::Transient, IN_PROGRESS),
+    ("HealthUnavailable",                        Class::Transient, IN_PROGRESS),
+    ("InvalidTarget",                            Class::Transient, IN_PROGRESS),
+    ("ListenerNotFound",                         Class::Transient, IN_PROGRESS),
+    (NOT_FOUND,                                  Class::Transient, IN_PROGRESS),
+    ("PriorRequestNotComplete",                  Class::Transient, IN_PROGRESS),
+    ("PriorityInUse",                            Class::Transient, IN_PROGRESS),
+    ("ResourceInUse",                            Class::Transient, IN_PROGRESS),
+    ("ResourceNotFound",                         Class::Transient, IN_PROGRESS),
+    ("RuleNotFound",                             Class::Transient, IN_PROGRESS),
+    ("TargetGroupNotFound",                      Class::Transient, IN_PROGRESS),
+    // AWS itself.
+    ("RequestLimitExceeded",                     Class::Transient, THROTTLED),
+    ("Throttling",                               Class::Transient, THROTTLED),
+    ("ThrottlingException",                      Class::Transient, THROTTLED),
+    ("TooManyRequestsException",                 Class::Transient, THROTTLED),
+    ("InternalError",                            Class::Transient, UNAVAILABLE),
+    ("InternalFailure",                          Class::Transient, UNAVAILABLE),
+    ("RequestExpired",                           Class::Transient, UNAVAILABLE),
+    ("ServiceUnavailable",                       Class::Transient, UNAVAILABLE),
+];
+
+/// A call that was not answered as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// What is to be done about it.
+    pub class: Class,
+    /// The condition's reason.
+    pub reason: &'static str,
+    /// AWS' own code, if it answered.
+    pub code: Option<String>,
+    /// What people read.
+    pub message: String,
+}
+
+impl Fault {
+    /// Before anything was sent.
+    pub(super) fn unsent(class: Class, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { class, reason, code: None, message: message.into() }
+    }
+
+    /// What AWS answered, with the HTTP status.
+    fn answered(code: Option<&str>, message: Option<&str>, status: u16) -> Self {
+        let known = CODES.iter().find(|(known, ..)| Some(*known) == code);
+        let (class, reason) = match known {
+            Some((_, class, reason)) => (*class, *reason),
+            None if status >= 500 => (Class::Transient, UNAVAILABLE),
+            None if status == 429 => (Class::Transient, THROTTLED),
+            None => (Class::Slow, REFUSED),
+        };
+        let words = message.unwrap_or("no words with it");
+        let message = match code {
+            Some(code) => format!("AWS says {code}: {words}"),
+            None => format!("AWS says HTTP {status}: {words}"),
+        };
+        Self { class, reason, code: code.map(Into::into), message: Self::advised(reason, message) }
+    }
+
+    fn advised(reason: &str, message: String) -> String {
+        match reason {
+            CREDENTIALS_MISSING => format!("{message}; give the operator credentials as docs/my-ingress.md says"),
+            ACCESS_DENIED => format!("{message}; the policy that the operator needs is in docs/my-ingress.md"),
+            _ => message,
+        }
+    }
+
+    /// Whether AWS gave this code.
+    pub fn is(&self, code: &str) -> bool {
+        self.code.as_deref() == Some(code)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for Fault {}
+
+impl Failure for Fault {
+    fn class(&self) -> Class {
+        self.class
+    }
+}
+
+impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> for Fault {
+    fn from(error: SdkError<E, HttpResponse>) -> Self {
+        if let SdkError::ServiceError(said) = &error {
+            let (code, message) = (said.err().code(), said.err().message());
+            return Self::answered(code, message, said.raw().status().as_u16());
+        }
+        let words = telemetry::causes(&error);
+        if lacks_credentials(&error) {
+            let message = Self::advised(CREDENTIALS_MISSING, format!("no credentials for AWS: {words}"));
+            return Self::unsent(Class::Slow, CREDENTIALS_MISSING, message);
+        }
+        Self::unsent(Class::Transient, UNAVAILABLE, format!("AWS did not answer: {words}"))
+    }
+}
+
+/// Whether it is for want of credentials that a call was not made.
+fn lacks_credentials(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        if cause.is::<CredentialsError>() {
+            return true;
+        }
+        next = cause.source();
+    }
+    false
+}

@@ -1,0 +1,90 @@
+//! The load balancers of a cloud: what is asked of it ([`Balancers`]), what it answers, and why it refuses ([`fault`]).
+//! The one implementation is [`elb`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+pub use self::fault::Fault;
+
+pub mod action;
+pub mod elb;
+pub mod fault;
+mod pace;
+
+/// Tags of a resource in AWS.
+pub type Tags = BTreeMap<String, String>;
+
+/// Load balancers, one of each name in an account and region.
+///
+/// What is asked for may be done although the answer is an error: a connection may break after the deed.
+pub trait Balancers: Send + Sync + 'static {
+    /// The balancer of that name. One that was created or deleted a moment ago may not be shown as it is.
+    fn find(&self, name: &str) -> impl Future<Output = Result<Option<Balancer>, Fault>> + Send;
+
+    /// The tags of a balancer; none where there is no such balancer.
+    fn tags(&self, arn: &str) -> impl Future<Output = Result<Option<Tags>, Fault>> + Send;
+
+    /// Creates a balancer. Where there is one of that name and of these very settings the answer is that one, whosever it is.
+    fn create(&self, wanted: &Wanted) -> impl Future<Output = Result<Balancer, Fault>> + Send;
+
+    /// Puts it into exactly these subnets.
+    fn set_subnets(&self, arn: &str, subnets: &BTreeSet<String>) -> impl Future<Output = Result<(), Fault>> + Send;
+
+    /// Gives it exactly these security groups.
+    fn set_security_groups(
+        &self,
+        arn: &str,
+        groups: &BTreeSet<String>,
+    ) -> impl Future<Output = Result<(), Fault>> + Send;
+
+    /// Gives it addresses of that type.
+    fn set_ip_address_type(&self, arn: &str, addresses: &str) -> impl Future<Output = Result<(), Fault>> + Send;
+
+    /// Sets these tags, and leaves others.
+    fn add_tags(&self, arn: &str, tags: &Tags) -> impl Future<Output = Result<(), Fault>> + Send;
+
+    /// Takes the tags of these keys away.
+    fn remove_tags(&self, arn: &str, keys: &BTreeSet<String>) -> impl Future<Output = Result<(), Fault>> + Send;
+
+    /// Deletes it, and its listeners with it. One that is gone is no error.
+    fn delete(&self, arn: &str) -> impl Future<Output = Result<(), Fault>> + Send;
+}
+
+/// What a balancer is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its name.
+    pub name: String,
+    /// `internet-facing` or `internal`.
+    pub scheme: String,
+    /// `ipv4` or one of the others.
+    pub ip_address_type: String,
+    /// IDs of its subnets.
+    pub subnets: BTreeSet<String>,
+    /// IDs of its security groups; where there are none the cloud chooses.
+    pub security_groups: BTreeSet<String>,
+    /// Its tags.
+    pub tags: Tags,
+}
+
+/// What a balancer is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Balancer {
+    /// Its Amazon Resource Name.
+    pub arn: String,
+    /// Its DNS name.
+    pub dns: String,
+    /// `application`, `network` or `gateway`.
+    pub kind: String,
+    /// `provisioning`, `active`, `active_impaired` or `failed`.
+    pub state: String,
+    /// Why it is in that state, if AWS says so.
+    pub state_reason: String,
+    /// `internet-facing` or `internal`.
+    pub scheme: String,
+    /// `ipv4` or one of the others.
+    pub ip_address_type: String,
+    /// IDs of its subnets.
+    pub subnets: BTreeSet<String>,
+    /// IDs of its security groups.
+    pub security_groups: BTreeSet<String>,
+}

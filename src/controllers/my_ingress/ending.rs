@@ -1,0 +1,71 @@
+//! The end of a `MyIngress`: its balancer goes before it does.
+
+use kube::Resource;
+
+use super::standing::{DELETING, DELETION_PROTECTED, Standing};
+use super::tags::Mark;
+use super::{Error, MANAGER, MyIngresses, Pass, build};
+use crate::api::my_ingress::FINALIZER;
+use crate::cloud::{Balancers, Fault, fault};
+use crate::runtime::finalizer;
+use crate::runtime::ownership::{Claim, Owner};
+use crate::runtime::reconciler::Outcome;
+
+impl<C: Balancers> MyIngresses<C> {
+    /// It is being deleted: the finalizer goes once the balancer is gone.
+    pub(super) async fn finish(&self, pass: &Pass, owner: &Owner) -> Result<Outcome, Error> {
+        if let Some(came) = self.delete(pass, owner).await.transpose() {
+            return self.close(pass, came).await;
+        }
+        let api = self.api(&pass.ingress);
+        finalizer::take(&api, MANAGER, pass.ingress.as_ref(), FINALIZER).await.map_err(Error::WriteStatus)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Deletes the balancer; none once it is gone.
+    async fn delete(&self, pass: &Pass, owner: &Owner) -> Result<Option<(Standing, Outcome)>, Error> {
+        // AWS was never asked for one.
+        let Some(alb) = pass.alb.clone() else { return Ok(None) };
+        let mark = &Mark { owner, cluster: self.cluster().await? };
+        let name = build::name(&pass.ingress);
+        let Some(balancer) = self.cloud.find(&name).await? else {
+            return Ok(self.may_yet_appear(&alb).map(|rest| {
+                let words = "AWS was asked for the load balancer a moment ago, and may show it yet: it is deleted then";
+                (Standing::not(Some(alb), DELETING, words), Outcome::RequeueAfter(rest))
+            }));
+        };
+        let deleting = |words: &str| Ok(Some((Standing::not(Some(alb.clone()), DELETING, words), Outcome::Waiting)));
+        let Some(tags) = self.cloud.tags(&balancer.arn).await? else {
+            return deleting("AWS does not show yet whose the load balancer is");
+        };
+        if !matches!(mark.claim(&tags, |uid| self.lives(uid)), Claim::Ours | Claim::Restored) {
+            if alb.arn.as_ref() == Some(&balancer.arn) {
+                let words = format!("load balancer {} has lost our tags: it is left as it is", balancer.arn);
+                self.events.warning(pass.ingress.object_ref(&()), "Delete", "LeftBehind", words);
+            }
+            return Ok(None);
+        }
+        match self.cloud.delete(&balancer.arn).await {
+            Err(fault) if fault.is(fault::PROTECTED) => {
+                return Err(Error::Cloud(protected(fault, &balancer.arn, mark)));
+            }
+            deleted => deleted?,
+        }
+        if self.cloud.find(&name).await?.is_some_and(|shown| shown.arn == balancer.arn) {
+            return deleting("AWS deletes the load balancer");
+        }
+        let words = format!("load balancer {name} was deleted: {}", balancer.arn);
+        self.events.normal(pass.ingress.object_ref(&()), "Delete", "Deleted", words);
+        Ok(None)
+    }
+}
+
+fn protected(fault: Fault, arn: &str, mark: &Mark<'_>) -> Fault {
+    let message = format!(
+        "the load balancer may not be deleted ({}); to let it go: aws elbv2 modify-load-balancer-attributes --load-balancer-arn {arn} \
+         --attributes Key=deletion_protection.enabled,Value=false && {}",
+        fault.message,
+        mark.again(),
+    );
+    Fault { reason: DELETION_PROTECTED, message, ..fault }
+}

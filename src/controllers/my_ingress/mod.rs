@@ -1,0 +1,260 @@
+//! `MyIngress`: what its load balancer is to be ([`build`]), whose one is ([`tags`]), what is said of it ([`standing`]), and the
+//! doing (`settle`, and `ending` when it is deleted).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::PartialObjectMeta;
+use kube::runtime::reflector::Store;
+use kube::{Api, Client, Resource, ResourceExt};
+use tokio::sync::OnceCell;
+
+use self::standing::{FORBIDDEN, SPEC_INVALID, SUSPENDED, Standing};
+use self::tags::Mark;
+use crate::api::MyIngress;
+use crate::api::kind::{EVENTS, Kind, Right};
+use crate::api::my_ingress::{Alb, FINALIZER, GROUP};
+use crate::cloud::elb::Elb;
+use crate::cloud::{Balancers, Fault};
+use crate::runtime::cache::Touched;
+use crate::runtime::conditions::{self, READY};
+use crate::runtime::events::Events;
+use crate::runtime::manager::Manager;
+use crate::runtime::ownership::Owner;
+use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
+use crate::runtime::written::Written;
+use crate::runtime::{Key, finalizer, ownership};
+
+pub mod build;
+mod ending;
+mod settle;
+pub mod standing;
+pub mod tags;
+
+/// What the controller is called in logs and metrics.
+pub const NAME: &str = "myingress";
+/// The kind.
+pub const KIND: Kind = Kind::of::<MyIngress>(
+    NAME,
+    &["c8490c76581d0166"],
+    &[
+        Right { group: GROUP, resources: &["myingresses"], verbs: &["list", "patch", "watch"] },
+        Right { group: GROUP, resources: &["myingresses/status"], verbs: &["patch"] },
+        // That of kube-system has the UID that tells clusters apart.
+        Right { group: "", resources: &["namespaces"], verbs: &["get"] },
+        EVENTS,
+    ],
+);
+/// The field manager of its writes.
+pub const MANAGER: &str = "quartermaster/myingress";
+/// The namespace that lives as long as its cluster.
+const OF_THE_CLUSTER: &str = "kube-system";
+
+/// What can go wrong in a pass.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// AWS does not do what it is asked for.
+    #[error(transparent)]
+    Cloud(#[from] Fault),
+    /// It is not known which cluster this is.
+    #[error("namespace {OF_THE_CLUSTER}, whose UID tells clusters apart, could not be read: {0}")]
+    ReadCluster(#[source] kube::Error),
+    /// The object itself could not be written.
+    #[error("the status or the finalizer could not be written: {0}")]
+    WriteStatus(#[source] kube::Error),
+}
+
+impl Failure for Error {
+    fn class(&self) -> Class {
+        match self {
+            Self::Cloud(fault) => fault.class(),
+            Self::ReadCluster(kube::Error::Api(said)) if said.code == 403 => Class::Slow,
+            Self::ReadCluster(error) | Self::WriteStatus(error) => error.class(),
+        }
+    }
+}
+
+/// The controller.
+pub struct MyIngresses<C> {
+    client: Client,
+    ingresses: Store<MyIngress>,
+    cloud: C,
+    cluster: OnceCell<String>,
+    events: Events,
+    written: Written<MyIngress>,
+    resync: Duration,
+    shown_within: Duration,
+}
+
+/// A pass over one of them.
+struct Pass {
+    ingress: Arc<MyIngress>,
+    /// What is known of its balancer; none if AWS was never asked for one.
+    alb: Option<Alb>,
+}
+
+/// Hands the controller in.
+pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
+    let ingresses = manager.kind::<MyIngress>(&KIND);
+    let (store, trigger) = (ingresses.store.clone(), ingresses.trigger.clone());
+    let timings = &manager.config.timings;
+    let (resync, shown_within) = (timings.aws_resync, timings.aws_shown_within);
+    let controller = Arc::new(MyIngresses {
+        client: manager.client.clone(),
+        ingresses: store.clone(),
+        cloud: Elb::new(manager.fence.clone(), manager.metrics.clone(), timings.aws_timeout),
+        cluster: OnceCell::new(),
+        events: manager.events(NAME),
+        written: Written::new(trigger.clone()),
+        resync,
+        shown_within,
+    });
+    let told = Arc::clone(&controller);
+    manager.control(ingresses, controller, Vec::new(), move |touched, all_seen| match touched {
+        Touched::Present(ingress) => {
+            let key = Key::of(ingress.as_ref());
+            if all_seen && !told.written.knows(&key, &ingress) {
+                trigger.wake(&key);
+            }
+        }
+        Touched::Gone(ingress) => {
+            let key = Key::of(ingress.as_ref());
+            told.gone(&key);
+            trigger.wake(&key);
+            // One of the same name in another namespace may have waited for the balancer's.
+            for other in store.state().iter().filter(|other| other.name_any() == *key.name) {
+                trigger.wake(&Key::of(other.as_ref()));
+            }
+        }
+    });
+    Ok(())
+}
+
+impl<C: Balancers> MyIngresses<C> {
+    fn api(&self, ingress: &MyIngress) -> Api<MyIngress> {
+        Api::namespaced(self.client.clone(), &ingress.namespace().unwrap_or_default())
+    }
+
+    /// Whether there is a `MyIngress` with this UID.
+    fn lives(&self, uid: &str) -> bool {
+        ownership::lives(&self.ingresses, uid)
+    }
+
+    /// UID of this cluster.
+    async fn cluster(&self) -> Result<&str, Error> {
+        let read = async || {
+            let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
+            let namespace = namespaces.get_metadata(OF_THE_CLUSTER).await.map_err(Error::ReadCluster)?;
+            Ok(namespace.metadata.uid.unwrap_or_default())
+        };
+        self.cluster.get_or_try_init(read).await.map(String::as_str)
+    }
+
+    /// For how long AWS may still not show a balancer that it was asked for; none once that is over.
+    fn may_yet_appear(&self, alb: &Alb) -> Option<Duration> {
+        let since = Timestamp::now().duration_since(alb.requested_at.as_ref()?.0);
+        // A clock that runs behind the last leader's is no reason to wait for longer.
+        let since = Duration::try_from(since).unwrap_or_default();
+        self.shown_within.checked_sub(since).filter(|rest| !rest.is_zero())
+    }
+
+    async fn act(&self, pass: &mut Pass, owner: &Owner) -> Result<(Standing, Outcome), Error> {
+        let mark = Mark { owner, cluster: self.cluster().await? };
+        let wanted = build::wanted(&pass.ingress, &mark);
+        self.settle(pass, &mark, &wanted).await
+    }
+
+    /// Writes down what is known of the balancer, and leaves the rest of the status: what AWS is asked for next must be known
+    /// whatever becomes of us.
+    async fn note(&self, pass: &mut Pass, alb: Alb) -> Result<(), Error> {
+        pass.alb = Some(alb);
+        let mut status = pass.ingress.status.clone().unwrap_or_default();
+        status.alb.clone_from(&pass.alb);
+        let api = self.api(&pass.ingress);
+        let written = self.written.status(&api, MANAGER, &pass.ingress, &status).await.map_err(Error::WriteStatus)?;
+        if let Some(written) = written {
+            pass.ingress = written;
+        }
+        Ok(())
+    }
+
+    /// Writes the status.
+    async fn write(&self, pass: &Pass, standing: &Standing) -> Result<(), Error> {
+        let ingress = &pass.ingress;
+        let generation = ingress.metadata.generation.unwrap_or_default();
+        let status = standing.status(ingress.status.as_ref(), generation, Time(Timestamp::now()));
+        let api = self.api(ingress);
+        let written = self.written.status(&api, MANAGER, ingress, &status).await.map_err(Error::WriteStatus)?;
+        if written.is_none() {
+            return Ok(());
+        }
+        let before = ingress.status.as_ref().map(|before| &*before.conditions).unwrap_or_default();
+        if let Some(now) = conditions::news(before, &status.conditions, READY) {
+            let well = now.status == "True" || now.reason == SUSPENDED;
+            self.events.standing(well, ingress.object_ref(&()), "Balance", &now.reason, now.message.clone());
+        }
+        Ok(())
+    }
+
+    /// Writes down what came of a pass.
+    async fn close(&self, pass: &Pass, came: Result<(Standing, Outcome), Error>) -> Result<Outcome, Error> {
+        let (standing, outcome) = match came {
+            Ok((standing, outcome)) => (standing, Ok(outcome)),
+            Err(Error::Cloud(fault)) if fault.class != Class::Conflict => {
+                (Standing::refused(pass.alb.clone(), &fault), Err(Error::Cloud(fault)))
+            }
+            Err(error @ Error::ReadCluster(_)) if error.class() == Class::Slow => {
+                (Standing::not(pass.alb.clone(), FORBIDDEN, error.to_string()), Err(error))
+            }
+            Err(error) => return Err(error),
+        };
+        self.write(pass, &standing).await?;
+        outcome
+    }
+}
+
+impl<C: Balancers> Reconciler for MyIngresses<C> {
+    type Object = MyIngress;
+    type Error = Error;
+
+    async fn reconcile(&self, ingress: Arc<MyIngress>) -> Result<Outcome, Error> {
+        let ingress = self.written.newest(&Key::of(ingress.as_ref()), ingress);
+        let Some(owner) = Owner::of(ingress.as_ref()) else { return Ok(Outcome::Done) };
+        let guarded = finalizer::is_on(ingress.as_ref(), FINALIZER);
+        let alb = match &ingress.status {
+            Some(status) => status.alb.clone(),
+            // Whoever put the finalizer there may have asked AWS; the status was lost since, or never written.
+            None => guarded.then(Alb::default),
+        };
+        let mut pass = Pass { ingress, alb };
+        if pass.ingress.metadata.deletion_timestamp.is_some() {
+            return if guarded { self.finish(&pass, &owner).await } else { Ok(Outcome::Done) };
+        }
+        let blocked = if pass.ingress.spec.suspend.unwrap_or_default() {
+            Some((SUSPENDED, "spec.suspend is true: the load balancer is left alone".into()))
+        } else {
+            build::check(&pass.ingress).err().map(|words| (SPEC_INVALID, words))
+        };
+        if let Some((reason, words)) = blocked {
+            self.write(&pass, &Standing::not(pass.alb.clone(), reason, words)).await?;
+            return Ok(Outcome::Done);
+        }
+        let api = self.api(&pass.ingress);
+        let guarded = finalizer::put(&self.written, &api, MANAGER, Arc::clone(&pass.ingress), FINALIZER);
+        pass.ingress = guarded.await.map_err(Error::WriteStatus)?;
+        let came = self.act(&mut pass, &owner).await;
+        self.close(&pass, came).await
+    }
+
+    /// Nobody tells of what changes in AWS.
+    fn resync(&self, _: Duration) -> Duration {
+        self.resync
+    }
+
+    fn gone(&self, key: &Key) {
+        self.written.forget(key);
+    }
+}

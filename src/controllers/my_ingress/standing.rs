@@ -1,0 +1,88 @@
+//! What a `MyIngress` says of itself. Pure.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::api::my_ingress::{Alb, MyIngressStatus};
+use crate::cloud::{Balancer, Fault};
+use crate::runtime::conditions::{self, READY};
+
+/// The reason of one whose `spec.suspend` is true.
+pub const SUSPENDED: &str = "Suspended";
+/// The spec cannot be had.
+pub const SPEC_INVALID: &str = "SpecInvalid";
+/// AWS was asked for the balancer, and does not show it yet.
+pub const CREATING: &str = "Creating";
+/// AWS makes the balancer.
+pub const PROVISIONING: &str = "Provisioning";
+/// The balancer works, and lacks what it needs to grow.
+pub const IMPAIRED: &str = "ActiveImpaired";
+/// AWS could not make the balancer.
+pub const FAILED: &str = "Failed";
+/// The balancer of that name is not ours.
+pub const CONFLICT: &str = "Conflict";
+/// The balancer of that name is another `MyIngress`'.
+pub const NAME_TAKEN: &str = "NameTaken";
+/// The balancer has another scheme, or is of another type, which nobody can change.
+pub const NOT_ALIKE: &str = "NotAlike";
+/// The balancer is being deleted.
+pub const DELETING: &str = "Deleting";
+/// The balancer may not be deleted.
+pub const DELETION_PROTECTED: &str = "DeletionProtected";
+/// The operator may not see which cluster this is.
+pub const FORBIDDEN: &str = "Forbidden";
+
+/// How it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Standing {
+    /// Its balancer; none if AWS was never asked for one.
+    pub alb: Option<Alb>,
+    /// Whether all is well.
+    pub ready: bool,
+    /// The condition's reason.
+    pub reason: &'static str,
+    /// The condition's words.
+    pub message: String,
+}
+
+impl Standing {
+    /// It is not well, for this reason.
+    pub fn not(alb: Option<Alb>, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { alb, ready: false, reason, message: message.into() }
+    }
+
+    /// AWS refuses something.
+    pub fn refused(alb: Option<Alb>, fault: &Fault) -> Self {
+        Self::not(alb, fault.reason, fault.to_string())
+    }
+
+    /// It has this balancer.
+    pub fn of(alb: Alb, balancer: &Balancer) -> Self {
+        let Balancer { arn, dns, state, state_reason, .. } = balancer;
+        let alb = Alb { dns: some(dns), arn: some(arn), state: some(state), ..alb };
+        let why = if state_reason.is_empty() { String::new() } else { format!(": {state_reason}") };
+        let (reason, message) = match state.as_str() {
+            "active" => {
+                return Self { alb: Some(alb), ready: true, reason: READY, message: format!("{dns} is active") };
+            }
+            "active_impaired" => {
+                (IMPAIRED, format!("{dns} works, but AWS could not give it all that it needs to grow{why}"))
+            }
+            "failed" => {
+                (FAILED, format!("AWS could not make the load balancer{why}; delete this MyIngress and create it anew"))
+            }
+            _ => (PROVISIONING, format!("AWS makes the load balancer, which takes minutes{why}")),
+        };
+        Self::not(Some(alb), reason, message)
+    }
+
+    /// The status that says so. `before` is the one that stands.
+    pub fn status(&self, before: Option<&MyIngressStatus>, generation: i64, now: Time) -> MyIngressStatus {
+        let mut conditions = before.map(|before| before.conditions.clone()).unwrap_or_default();
+        conditions::set(&mut conditions, READY, self.ready, self.reason, &self.message, generation, now);
+        MyIngressStatus { alb: self.alb.clone(), observed_generation: Some(generation), conditions }
+    }
+}
+
+fn some(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
