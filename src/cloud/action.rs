@@ -104,3 +104,29 @@ pub fn policy() -> Value {
         ],
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_is_granted_once() {
+        let policy = policy();
+        let statements = policy["Statement"].as_array().cloned().unwrap_or_default();
+        let granted: Vec<_> =
+            statements.iter().flat_map(|s| s["Action"].as_array().cloned().unwrap_or_default()).collect();
+        assert_eq!(granted.len(), Action::ALL.len());
+        for action in Action::ALL {
+            assert!(granted.contains(&format!("elasticloadbalancing:{}", action.name()).into()), "{action:?}");
+        }
+        assert!(statements.iter().all(|s| s["Resource"] != "*" || s["Sid"] == "Look"), "who changes names what");
+    }
+
+    #[test]
+    fn each_is_spelled_as_it_is_called() {
+        for action in Action::ALL {
+            assert_eq!(action.name(), format!("{action:?}"));
+            assert_eq!(action.writes(), !action.name().starts_with("Describe"));
+        }
+    }
+}

@@ -31,8 +31,8 @@ const SUBNET_FULL: &str = "SubnetFull";
 const SPEC_REFUSED: &str = "SpecRefused";
 const REFUSED: &str = "Refused";
 
-/// Every code of the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html) that
-/// concerns load balancers, listeners, target groups and their tags, and of signed calls at large.
+/// Every code of the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html), also of
+/// what is never called here.
 ///
 /// Terminal is what only another spec changes, slow what somebody else has to change first.
 #[rustfmt::skip]
@@ -53,6 +53,15 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("TooManyTags",                              Class::Terminal,  SPEC_REFUSED),
     ("UnsupportedProtocol",                      Class::Terminal,  SPEC_REFUSED),
     ("ValidationError",                          Class::Terminal,  SPEC_REFUSED),
+    ("CaCertificatesBundleNotFound",             Class::Terminal,  SPEC_REFUSED),
+    ("DeleteAssociationSameAccount",             Class::Terminal,  SPEC_REFUSED),
+    ("DuplicateTrustStoreName",                  Class::Terminal,  SPEC_REFUSED),
+    ("InvalidCaCertificatesBundle",              Class::Terminal,  SPEC_REFUSED),
+    ("InvalidRevocationContent",                 Class::Terminal,  SPEC_REFUSED),
+    ("RevocationContentNotFound",                Class::Terminal,  SPEC_REFUSED),
+    ("RevocationIdNotFound",                     Class::Terminal,  SPEC_REFUSED),
+    ("TrustStoreAssociationNotFound",            Class::Terminal,  SPEC_REFUSED),
+    ("TrustStoreNotFound",                       Class::Terminal,  SPEC_REFUSED),
     // The account: its limits ...
     ("InvalidSubnet",                            Class::Slow,      SUBNET_FULL),
     ("TargetGroupAssociationLimit",              Class::Slow,      QUOTA_EXCEEDED),
@@ -65,6 +74,11 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("TooManyTargetGroups",                      Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyTargets",                           Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyUniqueTargetGroupsPerLoadBalancer", Class::Slow,      QUOTA_EXCEEDED),
+    ("CapacityDecreaseRequestsLimitExceeded",    Class::Slow,      QUOTA_EXCEEDED),
+    ("CapacityUnitsLimitExceeded",               Class::Slow,      QUOTA_EXCEEDED),
+    ("InsufficientCapacity",                     Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyTrustStoreRevocationEntries",       Class::Slow,      QUOTA_EXCEEDED),
+    ("TooManyTrustStores",                       Class::Slow,      QUOTA_EXCEEDED),
     // ... what it forbids ...
     (PROTECTED,                                  Class::Slow,      NOT_PERMITTED),
     ("AccessDenied",                             Class::Slow,      ACCESS_DENIED),
@@ -97,6 +111,9 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("ResourceNotFound",                         Class::Transient, IN_PROGRESS),
     ("RuleNotFound",                             Class::Transient, IN_PROGRESS),
     ("TargetGroupNotFound",                      Class::Transient, IN_PROGRESS),
+    ("CapacityReservationPending",               Class::Transient, IN_PROGRESS),
+    ("TrustStoreInUse",                          Class::Transient, IN_PROGRESS),
+    ("TrustStoreNotReady",                       Class::Transient, IN_PROGRESS),
     // AWS itself.
     ("RequestLimitExceeded",                     Class::Transient, THROTTLED),
     ("Throttling",                               Class::Transient, THROTTLED),
@@ -198,3 +215,6 @@ fn lacks_credentials(error: &(dyn Error + 'static)) -> bool {
     }
     false
 }
+
+#[cfg(test)]
+mod tests;

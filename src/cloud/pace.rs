@@ -39,3 +39,29 @@ fn limiter((burst, period): (NonZeroU32, Duration)) -> DefaultDirectRateLimiter 
     let quota = Quota::with_period(period).unwrap_or(Quota::per_second(burst));
     RateLimiter::direct(quota.allow_burst(burst))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What AWS lets through, in the same time: a bucket of 40 that gains 10 a second.
+    #[test]
+    fn we_stay_below_half_of_what_aws_lets_through() {
+        let (burst, period) = READS;
+        assert!(burst.get() <= 20 && period >= Duration::from_millis(200));
+        let (burst, period) = WRITES;
+        assert!(burst.get() <= 10 && period >= Duration::from_millis(500));
+    }
+
+    #[tokio::test]
+    async fn a_bucket_that_is_empty_is_waited_for() {
+        let pace = Pace::new();
+        let burst = READS.0.get();
+        let began = std::time::Instant::now();
+        for _ in 0..burst + 2 {
+            pace.turn(Action::DescribeTags).await;
+        }
+        assert!(began.elapsed() >= READS.1, "two more than there are at once");
+        pace.turn(Action::AddTags).await;
+    }
+}

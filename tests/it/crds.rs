@@ -5,7 +5,7 @@ use std::time::Duration;
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt, Error};
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
+use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use quartermaster::{manifests, registry};
 use serde_json::{Value, json};
 use testbed::control_plane::ControlPlane;
@@ -15,6 +15,7 @@ mod app_service;
 mod config_map_sync;
 mod contact_point;
 mod my_app;
+mod my_ingress;
 mod printed;
 mod rights;
 mod tracked_field;
@@ -41,6 +42,7 @@ async fn install(plane: &ControlPlane) {
         ),
         (AppService::api_resource(), json!({ "size": 1, "image": "a b" })),
         (MyApp::api_resource(), json!({ "image": "a b" })),
+        (MyIngress::api_resource(), json!({ "subnets": ["a", "b"] })),
     ] {
         wait_until("our rules bind", async || {
             create(&client, &kind, "probe", Some(&refused), true).await.is_err_and(|e| e.contains("write "))

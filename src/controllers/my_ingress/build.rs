@@ -83,3 +83,71 @@ fn is_id(id: &str, prefix: &str) -> bool {
     id.strip_prefix(prefix)
         .is_some_and(|rest| !rest.is_empty() && rest.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit()))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+    use crate::runtime::ownership::Owner;
+
+    fn ingress(name: &str, spec: &Value) -> MyIngress {
+        let metadata = json!({ "namespace": "default", "name": name, "uid": "u" });
+        from_value(json!({ "metadata": metadata, "spec": spec })).unwrap()
+    }
+
+    fn spec(more: &[(&str, Value)]) -> Value {
+        let mut spec = json!({ "subnets": ["subnet-abc", "subnet-def"] });
+        for (name, value) in more {
+            spec[name] = value.clone();
+        }
+        spec
+    }
+
+    #[test]
+    fn the_documents_sample() {
+        let sample = ingress("myapp", &spec(&[("scheme", json!("internet-facing"))]));
+        assert_eq!(check(&sample), Ok(()));
+        let owner = Owner::of(&sample).unwrap();
+        insta::assert_debug_snapshot!(wanted(&sample, &Mark { owner: &owner, cluster: "c" }));
+    }
+
+    #[test]
+    fn all_that_can_be_said() {
+        let full = ingress(
+            "web",
+            &spec(&[
+                ("scheme", json!("internal")),
+                ("securityGroups", json!(["sg-2", "sg-1"])),
+                ("ipAddressType", json!("dualstack")),
+                ("tags", json!({ "team": "shop" })),
+            ]),
+        );
+        assert_eq!(check(&full), Ok(()));
+        let owner = Owner::of(&full).unwrap();
+        insta::assert_debug_snapshot!(wanted(&full, &Mark { owner: &owner, cluster: "c" }));
+    }
+
+    #[rstest]
+    #[case::name("a.b", &[], "metadata.name: take a name")]
+    #[case::name_of_29("aaaaaaaaaaaaaaaaaaaaaaaaaaaaa", &[], "metadata.name: take a name")]
+    #[case::internal("internal", &[], "metadata.name: take a name")]
+    #[case::one_subnet("web", &[("subnets", json!(["subnet-1"]))], "spec.subnets: give at least two")]
+    #[case::twice("web", &[("subnets", json!(["subnet-1", "subnet-1"]))], "spec.subnets: give at least two")]
+    #[case::no_id("web", &[("subnets", json!(["subnet-1", "a"]))], "spec.subnets: write the IDs")]
+    #[case::scheme("web", &[("scheme", json!("public"))], "spec.scheme: write scheme:")]
+    #[case::groups("web", &[("securityGroups", json!(["default"]))], "spec.securityGroups: write the IDs")]
+    #[case::addresses("web", &[("ipAddressType", json!("ipv6"))], "spec.ipAddressType: write")]
+    #[case::public("web", &[("scheme", json!("internal")), ("ipAddressType", json!("dualstack-without-public-ipv4"))],
+        "spec.ipAddressType: ipAddressType: dualstack-without-public-ipv4 is for")]
+    #[case::tag("web", &[("tags", json!({ "aws:x": "" }))], "spec.tags: take other keys")]
+    #[case::our_tag("web", &[("tags", json!({ "ManagedBy": "me" }))], "spec.tags: take other keys")]
+    #[case::long_tag("web", &[("tags", json!({ "": "" }))], "spec.tags: write tags whose keys")]
+    fn what_is_wrong(#[case] name: &str, #[case] more: &[(&str, Value)], #[case] words: &str) {
+        let said = check(&ingress(name, &spec(more))).unwrap_err();
+        assert!(said.starts_with(words), "{said}");
+    }
+}

@@ -86,3 +86,52 @@ impl Standing {
 fn some(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("active", "", true, READY, "web.elb is active")]
+    #[case("provisioning", "", false, PROVISIONING, "AWS makes the load balancer, which takes minutes")]
+    #[case("a_new_one", "why", false, PROVISIONING, "AWS makes the load balancer, which takes minutes: why")]
+    #[case(
+        "active_impaired",
+        "no address",
+        false,
+        IMPAIRED,
+        "web.elb works, but AWS could not give it all that it needs to grow: no address"
+    )]
+    #[case(
+        "failed",
+        "no address",
+        false,
+        FAILED,
+        "AWS could not make the load balancer: no address; delete this MyIngress and create it anew"
+    )]
+    fn only_active_is_ready(
+        #[case] state: &str,
+        #[case] why: &str,
+        #[case] ready: bool,
+        #[case] reason: &str,
+        #[case] message: &str,
+    ) {
+        let balancer = Balancer {
+            arn: "arn:1".into(),
+            dns: "web.elb".into(),
+            state: state.into(),
+            state_reason: why.into(),
+            ..Balancer::default()
+        };
+        let before = Alb { tag_keys: vec!["team".into()], ..Alb::default() };
+        let standing = Standing::of(before, &balancer);
+        assert_eq!((standing.ready, standing.reason, standing.message.as_str()), (ready, reason, message));
+        let alb = standing.alb.unwrap();
+        assert_eq!((alb.arn.as_deref(), alb.dns.as_deref()), (Some("arn:1"), Some("web.elb")));
+        assert_eq!((alb.state.as_deref(), alb.tag_keys.len()), (Some(state), 1));
+    }
+}

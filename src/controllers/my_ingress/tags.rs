@@ -78,3 +78,86 @@ impl Mark<'_> {
         format!("kubectl annotate myingress {name} -n {namespace} {REQUESTED_AT}=\"$(date +%s)\" --overwrite")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::{from_value, json};
+
+    use super::*;
+    use crate::api::MyIngress;
+
+    fn owner() -> Owner {
+        let metadata = json!({ "namespace": "shop", "name": "web", "uid": "u1" });
+        let ingress: MyIngress = from_value(json!({ "metadata": metadata, "spec": {} })).unwrap();
+        Owner::of(&ingress).unwrap()
+    }
+
+    fn tags(pairs: &[(&str, &str)]) -> Tags {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn foreign(claim: &Claim) -> bool {
+        matches!(claim, Claim::Foreign(_))
+    }
+
+    #[test]
+    fn what_it_tags_is_its_own() {
+        let owner = owner();
+        let mark = Mark { owner: &owner, cluster: "c1" };
+        assert_eq!(mark.claim(&mark.tags(), |_| false), Claim::Ours);
+        assert!(foreign(&Mark { owner: &owner, cluster: "c2" }.claim(&mark.tags(), |_| false)), "of another cluster");
+    }
+
+    /// `u2` lives, no other does.
+    #[rstest]
+    #[case::untagged(&[], "foreign")]
+    #[case::of_the_documents_program(&[("ManagedBy", "kopf")], "foreign")]
+    #[case::managed_by_us_says_nothing(&[("ManagedBy", "quartermaster")], "foreign")]
+    #[case::by_uid(&[(CLUSTER, "c1"), (OWNER_UID, "u1")], "ours")]
+    #[case::uid_of_no_cluster(&[(OWNER_UID, "u1")], "foreign")]
+    #[case::uid_of_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (OWNER, "shop/web")], "foreign")]
+    #[case::name_alone(&[(CLUSTER, "c1"), (OWNER, "shop/web")], "foreign")]
+    #[case::restored(&[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "shop/web")], "restored")]
+    #[case::of_our_name_and_it_lives(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "shop/web")], "foreign")]
+    #[case::gone_sibling(&[(CLUSTER, "c1"), (OWNER_UID, "u9"), (OWNER, "a/web")], "foreign")]
+    #[case::handed_over(&[("ManagedBy", "kopf"), (ADOPT_BY, "shop/web")], "handed over")]
+    #[case::handed_over_by_another_cluster(&[(CLUSTER, "c2"), (OWNER_UID, "u1"), (ADOPT_BY, "shop/web")], "handed over")]
+    #[case::handed_over_to_another(&[(ADOPT_BY, "shop/api")], "foreign")]
+    fn claims(#[case] pairs: &[(&str, &str)], #[case] claim: &str) {
+        let owner = owner();
+        let said = match (Mark { owner: &owner, cluster: "c1" }).claim(&tags(pairs), |uid| uid == "u2") {
+            Claim::Ours => "ours",
+            Claim::Restored => "restored",
+            Claim::HandedOver => "handed over",
+            Claim::Foreign(_) => "foreign",
+        };
+        assert_eq!(said, claim);
+    }
+
+    #[test]
+    fn a_sibling_that_lives_is_named_and_no_command_with_it() {
+        let owner = owner();
+        let mark = Mark { owner: &owner, cluster: "c1" };
+        let theirs = tags(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")]);
+        let Claim::Foreign(foreign) = mark.claim(&theirs, |_| true) else { panic!() };
+        assert_eq!(mark.sibling(&foreign, &theirs, |uid| uid == "u2"), Some("a/web"));
+        assert_eq!(mark.sibling(&foreign, &theirs, |_| false), None, "its balancer was left behind");
+    }
+
+    #[rstest]
+    #[case(&[("ManagedBy", "kopf")], "load balancer web-alb is not ours")]
+    #[case(&[(CLUSTER, "c2"), (OWNER, "shop/web")], "load balancer web-alb belongs to MyIngress shop/web of cluster c2")]
+    #[case(&[(CLUSTER, "c1"), (OWNER, "a/web"), (OWNER_UID, "u9")], "load balancer web-alb belonged to MyIngress a/web")]
+    fn a_conflict_says_whose_it_is_and_how_it_is_handed_over(#[case] pairs: &[(&str, &str)], #[case] start: &str) {
+        let owner = owner();
+        let balancer = Balancer { arn: "arn:1".into(), ..Balancer::default() };
+        let words = Mark { owner: &owner, cluster: "c1" }.conflict(&balancer, "web-alb", &tags(pairs));
+        let command = " and is left alone; to hand it over: aws elbv2 add-tags --resource-arns arn:1 --tags \
+            Key=quartermaster.dev/adopt-by,Value=shop/web && kubectl annotate myingress web -n shop \
+            quartermaster.dev/requested-at=\"$(date +%s)\" --overwrite";
+        assert_eq!(words, format!("{start}{command}"));
+    }
+}

@@ -35,9 +35,11 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("list patch watch",     "configmapsyncs.apps.bixbite.io"),
     ("patch",                "configmapsyncs/status.apps.bixbite.io"),
     ("create delete get list update watch", "configmaps."),
-    ("list watch",           "namespaces."),
+    ("get list watch",       "namespaces."),
     ("list watch",           "myapps.demo.rtfm.co.ua"),
     ("patch",                "myapps/status.demo.rtfm.co.ua"),
+    ("list patch watch",     "myingresses.demo.rtfm.co.ua"),
+    ("patch",                "myingresses/status.demo.rtfm.co.ua"),
     // Where owner references are checked.
     ("update",               "configmapsyncs/finalizers.apps.bixbite.io"),
     ("update",               "appservices/finalizers.kosmos.io"),
@@ -51,6 +53,7 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io appservices.kosmos.io"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io configmapsyncs.apps.bixbite.io"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io myapps.demo.rtfm.co.ua"),
+    ("list watch",           "customresourcedefinitions.apiextensions.k8s.io myingresses.demo.rtfm.co.ua"),
     // What it may track, and make.
     ("create delete get list patch watch", "deployments.apps"),
     ("get list watch",       "statefulsets.apps"),

@@ -5,7 +5,7 @@ use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams
 use kube::core::ApiResource;
 use kube::{Client, CustomResourceExt};
 use quartermaster::api::tracked_field::Action;
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
+use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
@@ -63,6 +63,12 @@ async fn objects_older_than_the_rules(#[case] subresource: bool) {
     for (name, yaml) in my_apps() {
         old.push((apps.clone(), name, Some(yaml), none.clone(), false));
     }
+    let ingresses = MyIngress::api_resource();
+    let alb_status = json!({ "alb": { "dns": "a.elb.amazonaws.com", "arn": "arn:aws:elasticloadbalancing:a" } });
+    old.push((ingresses.clone(), "mi-bare".into(), None, alb_status.clone(), true));
+    for (name, yaml) in my_ingresses() {
+        old.push((ingresses.clone(), name, Some(yaml), alb_status.clone(), true));
+    }
     for (kind, name, yaml, status, by_subresource) in &old {
         store(&client, kind, name, yaml.as_deref(), status, *by_subresource).await;
     }
@@ -89,6 +95,9 @@ async fn every_one_can_be_read(client: &Client) {
     assert!(syncs.iter().all(|sync| sync.status.as_ref().is_some_and(|s| s.last_sync_time.is_some())));
     let apps = Api::<MyApp>::all(client.clone()).list(&ListParams::default()).await.unwrap();
     assert_eq!(apps.items.len(), my_apps().len() + 1);
+    let ingresses = Api::<MyIngress>::all(client.clone()).list(&ListParams::default()).await.unwrap();
+    assert_eq!(ingresses.items.len(), my_ingresses().len() + 1);
+    assert!(ingresses.iter().all(|ingress| ingress.status.as_ref().is_some_and(|status| status.alb.is_some())));
     for field in fields {
         let history = field.history().unwrap();
         let actions: Vec<_> = history.iter().map(|entry| entry.action).collect();
@@ -100,7 +109,11 @@ async fn every_one_can_be_read(client: &Client) {
 async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, yaml: Option<&str>, status: &Value) {
     let spec: Option<Value> = yaml.map(|yaml| serde_saphyr::from_str(yaml).unwrap());
     // As bad a name, where it is the name.
-    let again = if name.len() > 63 || name.contains('.') { format!("{name}-again") } else { "again".into() };
+    let again = if name.len() > 28 || name.contains('.') || name == "internal" {
+        format!("{name}-again")
+    } else {
+        "again".into()
+    };
     let today = create(client, kind, &again, spec.as_ref(), true).await;
     assert!(today.is_err(), "{yaml:?} breaks no rule, so it shows nothing");
 
@@ -118,7 +131,7 @@ async fn old_object_lives_on(client: &Client, kind: &ApiResource, name: &str, ya
     } else if kind.kind == "AppService" {
         let ready = json!({ "type": "Ready", "status": "False", "reason": "SpecInvalid", "observedGeneration": 1 });
         json!({ "replicas": 1, "selector": "app=a", "observedGeneration": 1, "conditions": [ready] })
-    } else if kind.kind == "ConfigMapSync" {
+    } else if kind.kind == "ConfigMapSync" || kind.kind == "MyIngress" {
         let mut ours = status.clone();
         ours["observedGeneration"] = 1.into();
         ours

@@ -143,6 +143,24 @@ pub fn my_apps() -> Vec<(String, String)> {
     numbered.chain(named).collect()
 }
 
+/// Names and specs. The document shows no CRD; what its program wrote into the status tells what that must have let in.
+pub fn my_ingresses() -> Vec<(String, String)> {
+    let many: Vec<_> = (0..20).map(|number| format!("subnet-{number}")).collect();
+    let specs = [
+        "{}".into(),
+        "{subnets: []}".into(),
+        "{subnets: [subnet-abc]}".into(),
+        "{subnets: [subnet-abc, subnet-abc]}".into(),
+        "{subnets: [one, two], scheme: internal}".into(),
+        format!("{{subnets: [{}, b]}}", many.join(", ")),
+        "{subnets: [subnet-abc, subnet-def], scheme: public}".into(),
+    ];
+    let numbered = specs.into_iter().enumerate().map(|(number, spec)| (format!("mi-{number}"), spec));
+    let named = ["mi.dot", "internal", &"a".repeat(29)]
+        .map(|name| (name.to_owned(), "{subnets: [subnet-abc, subnet-def]}".to_owned()));
+    numbered.chain(named).collect()
+}
+
 /// Installs the original's CRDs and waits until they are served.
 pub async fn install_original(client: &Client, subresource: bool) {
     let api = Api::<CustomResourceDefinition>::all(client.clone());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{CustomResourceExt, ResourceExt};
 use quartermaster::api::tracked_field::{Action, Delivery};
-use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
+use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress, TrackedField};
 use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
 use testbed::receiver::Receiver;
@@ -61,6 +61,11 @@ async fn the_operator_takes_old_objects_as_they_are() {
     store(&client, &apps, "bare", None, &Value::Null, false).await;
     for (name, yaml) in &odd_apps {
         store(&client, &apps, name, Some(yaml), &Value::Null, false).await;
+    }
+    let (ingresses, odd_ingresses) = (MyIngress::api_resource(), my_ingresses());
+    store(&client, &ingresses, "bare", None, &json!({}), false).await;
+    for (name, yaml) in &odd_ingresses {
+        store(&client, &ingresses, name, Some(yaml), &json!({}), false).await;
     }
     install(&plane).await;
 
@@ -128,6 +133,14 @@ async fn the_operator_takes_old_objects_as_they_are() {
         };
         assert_eq!(reason, wanted, "{name}");
     }
+    for name in odd_ingresses.iter().map(|(name, _)| name.as_str()).chain(["bare"]) {
+        let says = |ingress: &MyIngress| {
+            let conditions = ingress.status.as_ref().map(|status| &*status.conditions).unwrap_or_default();
+            conditions.first().is_some_and(|condition| condition.reason == "SpecInvalid")
+        };
+        let ingress = bed.until(name, "says what to write", says).await;
+        assert!(ingress.finalizers().is_empty(), "{name}: it has nothing to clean up");
+    }
     // What the document's program told is not told again; what it missed is.
     bed.scale("web", 4).await;
     bed.until("good", "goes on", |field: &TrackedField| {
@@ -147,7 +160,7 @@ async fn the_operator_takes_old_objects_as_they_are() {
     bed.ready("marker").await;
     let mut writes = plane.audit().writes(since).await.unwrap();
     writes.retain(|subject, _| {
-        matches!(&*subject.group, "tg.azamaton.ru" | "kosmos.io" | "apps.bixbite.io")
+        matches!(&*subject.group, "tg.azamaton.ru" | "kosmos.io" | "apps.bixbite.io" | "demo.rtfm.co.ua")
             && subject.verb != "delete"
             && subject.name != "marker"
     });

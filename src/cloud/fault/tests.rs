@@ -1,0 +1,77 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+
+use aws_sdk_elasticloadbalancingv2::error::ErrorMetadata;
+use aws_sdk_elasticloadbalancingv2::operation::create_load_balancer::CreateLoadBalancerError;
+use aws_smithy_runtime_api::client::result::ConnectorError;
+use aws_smithy_types::body::SdkBody;
+use rstest::rstest;
+
+use super::*;
+
+type Sdk = SdkError<CreateLoadBalancerError, HttpResponse>;
+
+fn answered(code: Option<&str>, status: u16) -> Fault {
+    let mut metadata = ErrorMetadata::builder().message("words");
+    if let Some(code) = code {
+        metadata = metadata.code(code);
+    }
+    let raw = HttpResponse::new(status.try_into().unwrap(), SdkBody::empty());
+    Fault::from(Sdk::service_error(CreateLoadBalancerError::generic(metadata.build()), raw))
+}
+
+#[test]
+fn each_code_stands_in_the_table_once() {
+    let codes: BTreeSet<_> = CODES.iter().map(|(code, ..)| code).collect();
+    assert_eq!(codes.len(), CODES.len());
+    assert!(CODES.iter().all(|(_, class, _)| *class != Class::Conflict), "that is our own");
+}
+
+/// Who is refused for its spec is terminal, and no other is: what somebody else changes would never be noticed.
+#[test]
+fn only_the_spec_is_terminal() {
+    for (code, class, reason) in CODES {
+        assert_eq!(*class == Class::Terminal, *reason == SPEC_REFUSED, "{code}");
+    }
+}
+
+#[rstest]
+#[case("SubnetNotFound", 400, Class::Terminal, "SpecRefused")]
+#[case("InvalidConfigurationRequest", 400, Class::Terminal, "SpecRefused")]
+#[case("ValidationError", 400, Class::Terminal, "SpecRefused")]
+#[case("TooManyLoadBalancers", 400, Class::Slow, "QuotaExceeded")]
+#[case("InvalidSubnet", 400, Class::Slow, "SubnetFull")]
+#[case("AccessDenied", 403, Class::Slow, "AccessDenied")]
+#[case("ExpiredToken", 403, Class::Slow, "CredentialsMissing")]
+#[case("OperationNotPermitted", 400, Class::Slow, "NotPermitted")]
+#[case("DuplicateLoadBalancerName", 400, Class::Transient, "NameTaken")]
+#[case("ResourceInUse", 400, Class::Transient, "InProgress")]
+#[case("Throttling", 400, Class::Transient, "Throttled")]
+#[case("ServiceUnavailable", 503, Class::Transient, "AWSUnavailable")]
+#[case::new_of_theirs("NeverHeardOf", 400, Class::Slow, "Refused")]
+#[case::new_and_theirs("NeverHeardOf", 500, Class::Transient, "AWSUnavailable")]
+#[case::new_and_too_many("NeverHeardOf", 429, Class::Transient, "Throttled")]
+fn by_code(#[case] code: &str, #[case] status: u16, #[case] class: Class, #[case] reason: &str) {
+    let fault = answered(Some(code), status);
+    assert_eq!((fault.class, fault.reason), (class, reason));
+    assert!(fault.is(code) && fault.message.starts_with(&format!("AWS says {code}: words")), "{fault}");
+}
+
+#[test]
+fn an_answer_without_a_code_is_judged_by_its_status() {
+    let fault = answered(None, 503);
+    assert_eq!((fault.class, fault.reason), (Class::Transient, "AWSUnavailable"));
+    assert_eq!(fault.to_string(), "AWS says HTTP 503: words");
+}
+
+#[test]
+fn what_was_not_answered() {
+    let refused = ConnectorError::io(std::io::Error::other("connection refused").into());
+    let fault = Fault::from(Sdk::dispatch_failure(refused));
+    assert_eq!((fault.class, fault.reason), (Class::Transient, "AWSUnavailable"));
+    assert!(fault.to_string().contains("connection refused"), "{fault}");
+    let none = CredentialsError::not_loaded("no providers");
+    let fault = Fault::from(Sdk::construction_failure(none));
+    assert_eq!((fault.class, fault.reason), (Class::Slow, "CredentialsMissing"));
+}

@@ -1,0 +1,140 @@
+//! `MyIngress`, field by field.
+
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::{CustomResourceExt, Error};
+use quartermaster::api::MyIngress;
+use serde_json::{Value, json};
+use testbed::control_plane::{ControlPlane, Options};
+
+use super::{Case, check, create, every_field_has_a_case, install};
+
+fn subnets(subnets: &str) -> String {
+    format!("{{subnets: [{subnets}]}}")
+}
+
+fn and(more: &str) -> String {
+    format!("{{subnets: [subnet-abc, subnet-def], {more}}}")
+}
+
+fn tag(key: &str, value: &str) -> String {
+    and(&format!("tags: {{\"{key}\": \"{value}\"}}"))
+}
+
+const TOO_FEW: &str = "spec: |give at least two subnets";
+const BAD_SUBNET: &str = "spec.subnets: |write the IDs of subnets, such as subnet-0123456789abcdef0";
+const BAD_SCHEME: &str = "spec.scheme: |write scheme: internet-facing";
+const BAD_GROUP: &str = "spec.securityGroups: |write the IDs of security groups";
+const BAD_ADDRESSES: &str = "spec.ipAddressType: |write ipAddressType: ipv4";
+const OUR_TAG: &str = "spec.tags: |take other keys";
+
+#[rustfmt::skip] // one line a case
+fn cases() -> Vec<Case> {
+    let many = |n: usize| (0..n).map(|number| format!("subnet-{number}")).collect::<Vec<_>>().join(", ");
+    let groups = |n: usize| (0..n).map(|number| format!("sg-{number}")).collect::<Vec<_>>().join(", ");
+    let tags = |n: usize| (0..n).map(|number| format!("t{number}: v")).collect::<Vec<_>>().join(", ");
+    vec![
+        // subnets
+        (subnets("subnet-abc, subnet-def"), ""), // the document's
+        (subnets("subnet-0123456789abcdef0, subnet-0a"), ""),
+        (subnets(&many(16)), ""),
+        (subnets(&many(17)), "spec.subnets: |Too many"),
+        ("{}".into(), TOO_FEW),
+        ("{scheme: internal}".into(), TOO_FEW),
+        (subnets(""), TOO_FEW),
+        (subnets("subnet-abc"), TOO_FEW),
+        (subnets("subnet-abc, subnet-abc"), "spec.subnets: |name each one once"),
+        (subnets("subnet-abc, vpc-1"), BAD_SUBNET),
+        (subnets("subnet-abc, subnet-"), BAD_SUBNET),
+        (subnets("subnet-abc, subnet-A b"), BAD_SUBNET),
+        (subnets(&format!("subnet-abc, subnet-{}", "a".repeat(57))), ""),
+        (subnets(&format!("subnet-abc, subnet-{}", "a".repeat(58))), "spec.subnets[1]: |Too long"),
+        ("{subnets: subnet-abc}".into(), "spec.subnets: |array"),
+        // scheme
+        (and("scheme: internet-facing"), ""),
+        (and("scheme: internal"), ""),
+        (and("scheme: ''"), ""),
+        (and("scheme: public"), BAD_SCHEME),
+        (and(&format!("scheme: {}", "a".repeat(65))), "spec.scheme: |Too long"),
+        // securityGroups
+        (and("securityGroups: [sg-0123456789abcdef0]"), ""),
+        (and("securityGroups: []"), ""),
+        (and(&format!("securityGroups: [{}]", groups(16))), ""),
+        (and(&format!("securityGroups: [{}]", groups(17))), "spec.securityGroups: |Too many"),
+        (and("securityGroups: [default]"), BAD_GROUP),
+        (and("securityGroups: [sg-1, sg-1]"), "spec.securityGroups: |name each one once"),
+        // ipAddressType
+        (and("ipAddressType: ipv4"), ""),
+        (and("ipAddressType: dualstack, scheme: internal"), ""),
+        (and("ipAddressType: dualstack-without-public-ipv4"), ""),
+        (and("ipAddressType: dualstack-without-public-ipv4, scheme: internal"), "spec: |is for scheme: internet-facing alone"),
+        (and("ipAddressType: ipv6"), BAD_ADDRESSES),
+        (and("ipAddressType: ''"), BAD_ADDRESSES),
+        // tags
+        (tag("team", "shop"), ""),
+        (tag("example.com/team", ""), ""),
+        (tag(&"a".repeat(128), &"v".repeat(256)), ""),
+        (tag(&"a".repeat(129), "v"), "spec.tags: |write tags whose keys have 1 to 128 characters"),
+        (tag("", "v"), "spec.tags: |write tags whose keys have 1 to 128 characters"),
+        (tag("a", &"v".repeat(257)), "spec.tags.a: |Too long"),
+        (tag("aws:a", "v"), OUR_TAG),
+        (tag("ManagedBy", "me"), OUR_TAG),
+        (tag("quartermaster.dev/owner-uid", "u"), OUR_TAG),
+        (and(&format!("tags: {{{}}}", tags(40))), ""),
+        (and(&format!("tags: {{{}}}", tags(41))), "spec.tags: |Too many"),
+        // suspend
+        (and("suspend: true"), ""),
+        (and("suspend: 'true'"), "spec.suspend: |boolean"),
+    ]
+}
+
+#[tokio::test]
+async fn every_field_of_a_my_ingress_at_its_boundary() {
+    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    install(&plane).await;
+    let client = plane.client().await.unwrap();
+    let kind = MyIngress::api_resource();
+    check(&client, &kind, &cases()).await;
+    every_field_has_a_case("MyIngress", &[], &cases());
+
+    // The name is that of the balancer, less what is put behind it.
+    let spec = json!({ "subnets": ["subnet-1", "subnet-2"] });
+    let (longest, longer) = ("a".repeat(28), "a".repeat(29));
+    for (name, taken) in [
+        ("a", true),
+        ("0-a", true),
+        (&longest, true),
+        (&longer, false),
+        ("a.b", false),
+        ("internal", false),
+        ("internal-a", false),
+        ("internals", true),
+    ] {
+        match create(&client, &kind, name, Some(&spec), true).await {
+            Ok(_) => assert!(taken, "{name} is accepted"),
+            Err(said) => assert!(!taken && said.contains("take a name of at most 28"), "{name}: {said}"),
+        }
+    }
+
+    // The scheme stays, said or not.
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &kind);
+    create(&client, &kind, "facing", Some(&spec), false).await.unwrap();
+    let mut internal = spec.clone();
+    internal["scheme"] = "internal".into();
+    create(&client, &kind, "inside", Some(&internal), false).await.unwrap();
+    for (name, scheme, taken) in [
+        ("facing", json!("internet-facing"), true),
+        ("facing", Value::Null, true),
+        ("facing", json!("internal"), false),
+        ("inside", Value::Null, false),
+        ("inside", json!("internet-facing"), false),
+        ("inside", json!("internal"), true),
+    ] {
+        let patch = json!({ "spec": { "scheme": scheme } });
+        match api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Err(Error::Api(said)) => {
+                assert!(!taken && said.message.contains("delete this MyIngress"), "{}", said.message)
+            }
+            patched => assert!(patched.is_ok() && taken, "{name} {scheme}"),
+        }
+    }
+}
