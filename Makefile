@@ -1,8 +1,8 @@
 # The targets are named as in a kubebuilder project. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites control-plane cluster build run manifests install uninstall fmt lint test test-binaries \
-  bench demo clean
+.PHONY: help prerequisites control-plane moto cluster build run manifests install uninstall fmt lint test \
+  test-binaries bench demo clean
 
 # The one on PATH, otherwise the one that is built with the control plane.
 KUBECTL = $(shell command -v kubectl || { echo "no kubectl on PATH: taking the control plane's, all of which is built unless it is there" >&2; \
@@ -14,11 +14,11 @@ help: ## List the targets
 prerequisites: ## Say what is missing on this machine, and how to get it
 	@bash hack/prerequisites.sh
 
-demo: prerequisites ## Show it all on a real control plane (HOLD=1: stay up afterwards)
+demo: prerequisites moto ## Show it all on a real control plane (HOLD=1: stay up afterwards)
 	@HOLD=$(HOLD) bash hack/demo.sh
 
 test: prerequisites ## Format, lints, and every test, on a real control plane
-	@$(MAKE) --no-print-directory -j2 control-plane test-binaries
+	@$(MAKE) --no-print-directory -j2 moto control-plane test-binaries
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace -- --test-threads=6 # most of them wait for something most of the time
@@ -28,6 +28,9 @@ test-binaries:
 
 control-plane: ## Build etcd, the Kubernetes servers, kubectl and kwok, once
 	@bash hack/controlplane/build.sh >/dev/null
+
+moto: ## Install moto, which stands in for AWS, once
+	@bash hack/moto/install.sh >/dev/null
 
 cluster: prerequisites ## Start a real control plane and keep it until Ctrl-C
 	@cargo run -p testbed -- cluster
@@ -56,5 +59,5 @@ lint: prerequisites ## Lint the code; a warning is a failure
 bench: prerequisites ## Measure, beside the floor of this machine
 	cargo bench
 
-clean: ## Remove what cargo built; the control plane stays in its cache
+clean: ## Remove what cargo built; the control plane and moto stay in their cache
 	cargo clean

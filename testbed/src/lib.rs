@@ -1,5 +1,6 @@
 //! A real control plane on this machine, and the outside world that the product talks to. Never ships.
 
+pub mod aws;
 pub mod bot_api;
 pub mod control_plane;
 mod journal;

@@ -119,7 +119,7 @@ pub enum Times {
 }
 
 impl Times {
-    fn includes(self, count: u64) -> bool {
+    pub(crate) fn includes(self, count: u64) -> bool {
         match self {
             Self::Always => true,
             Self::First(first) => count <= first,

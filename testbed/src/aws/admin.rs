@@ -1,0 +1,217 @@
+//! Somebody else with rights in the account: calls under the same rules, past faults and journal, and what no call can do.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+
+use super::answer::{self, Refused};
+use super::form::Form;
+use super::rules;
+use super::state::{Instance, State};
+use super::{Aws, REGION};
+
+impl Aws {
+    /// A call of somebody else: the body of its answer.
+    ///
+    /// # Errors
+    /// AWS's own.
+    pub async fn ask(&self, action: &str, params: &[(&str, &str)]) -> Result<String, Refused> {
+        let result = self.layer.perform(Form::elb(action, params)).await?;
+        Ok(answer::body(action, result))
+    }
+
+    async fn call(&self, action: &str, params: &[(&str, &str)], lists: &[(&str, &[&str])]) -> Result<String, Refused> {
+        let mut form = Form::elb(action, params);
+        for (name, items) in lists {
+            let items: Vec<String> = items.iter().map(|item| (*item).to_owned()).collect();
+            form.set_list(name, &items);
+        }
+        let result = rules::members(self.layer.perform(form).await?);
+        let first = result.first();
+        let arn = ["LoadBalancerArn", "TargetGroupArn", "ListenerArn"]
+            .iter()
+            .filter_map(|name| first.map(|item| item.get(name)))
+            .find(|arn| !arn.is_empty());
+        Ok(arn.unwrap_or_default().to_owned())
+    }
+
+    /// Makes a balancer; its ARN.
+    pub async fn create(
+        &self,
+        name: &str,
+        subnets: &[&str],
+        scheme: &str,
+        tags: &[(&str, &str)],
+    ) -> Result<String, Refused> {
+        let tags: Vec<(String, String)> = (1..)
+            .zip(tags)
+            .flat_map(|(at, (key, value))| {
+                [(format!("Tags.member.{at}.Key"), *key), (format!("Tags.member.{at}.Value"), *value)]
+            })
+            .map(|(name, value)| (name, value.to_owned()))
+            .collect();
+        let mut params = vec![("Name", name), ("Scheme", scheme)];
+        params.extend(tags.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+        self.call("CreateLoadBalancer", &params, &[("Subnets", subnets)]).await
+    }
+
+    /// Deletes a balancer.
+    pub async fn delete(&self, arn: &str) -> Result<(), Refused> {
+        self.call("DeleteLoadBalancer", &[("LoadBalancerArn", arn)], &[]).await.map(drop)
+    }
+
+    /// Sets a tag of anything.
+    pub async fn tag(&self, arn: &str, key: &str, value: &str) -> Result<(), Refused> {
+        let tag = [("Tags.member.1.Key", key), ("Tags.member.1.Value", value)];
+        self.call("AddTags", &tag, &[("ResourceArns", &[arn])]).await.map(drop)
+    }
+
+    /// Removes a tag of anything.
+    pub async fn untag(&self, arn: &str, key: &str) -> Result<(), Refused> {
+        self.call("RemoveTags", &[], &[("ResourceArns", &[arn]), ("TagKeys", &[key])]).await.map(drop)
+    }
+
+    /// Switches a balancer's protection from deletion.
+    pub async fn protect(&self, arn: &str, protected: bool) -> Result<(), Refused> {
+        let params = [
+            ("LoadBalancerArn", arn),
+            ("Attributes.member.1.Key", "deletion_protection.enabled"),
+            ("Attributes.member.1.Value", if protected { "true" } else { "false" }),
+        ];
+        self.call("ModifyLoadBalancerAttributes", &params, &[]).await.map(drop)
+    }
+
+    /// Puts a balancer into these subnets.
+    pub async fn set_subnets(&self, arn: &str, subnets: &[&str]) -> Result<(), Refused> {
+        self.call("SetSubnets", &[("LoadBalancerArn", arn)], &[("Subnets", subnets)]).await.map(drop)
+    }
+
+    /// Gives a balancer these security groups.
+    pub async fn set_security_groups(&self, arn: &str, groups: &[&str]) -> Result<(), Refused> {
+        self.call("SetSecurityGroups", &[("LoadBalancerArn", arn)], &[("SecurityGroups", groups)]).await.map(drop)
+    }
+
+    /// Sets a balancer's IP address type.
+    pub async fn set_ip_address_type(&self, arn: &str, kind: &str) -> Result<(), Refused> {
+        self.call("SetIpAddressType", &[("LoadBalancerArn", arn), ("IpAddressType", kind)], &[]).await.map(drop)
+    }
+
+    /// Makes a target group of instances in the first VPC that speaks HTTP; its ARN.
+    pub async fn create_target_group(&self, name: &str, port: u16) -> Result<String, Refused> {
+        let (vpc, port) = (self.vpc(), port.to_string());
+        let params = [("Name", name), ("Protocol", "HTTP"), ("Port", port.as_str()), ("VpcId", vpc.as_str())];
+        self.call("CreateTargetGroup", &params, &[]).await
+    }
+
+    /// Makes a listener that speaks HTTP and forwards to a group; its ARN.
+    pub async fn create_listener(&self, balancer: &str, port: u16, group: &str) -> Result<String, Refused> {
+        let port = port.to_string();
+        let params = [
+            ("LoadBalancerArn", balancer),
+            ("Protocol", "HTTP"),
+            ("Port", port.as_str()),
+            ("DefaultActions.member.1.Type", "forward"),
+            ("DefaultActions.member.1.TargetGroupArn", group),
+        ];
+        self.call("CreateListener", &params, &[]).await
+    }
+
+    /// Says how a balancer (by name or ARN) is, such as `failed` or `active_impaired`, and why.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn set_state(&self, balancer: &str, state: &str, reason: &str) -> Result<()> {
+        let mut known = self.layer.state();
+        let mut balancers = known.balancers.iter_mut();
+        let found = balancers.find(|(arn, known)| *arn == balancer || known.name == balancer);
+        let (_, found) = found.with_context(|| format!("there is no balancer {balancer}"))?;
+        found.forced = Some((state.to_owned(), reason.to_owned()));
+        Ok(())
+    }
+
+    /// Says how a target of a group (by name or ARN) is as long as a listener forwards to it, such as `unhealthy`, and
+    /// AWS's reason, such as `Target.FailedHealthChecks`.
+    ///
+    /// # Errors
+    /// There is no such group.
+    pub fn health(&self, group: &str, target: &str, health: &str, reason: &str) -> Result<()> {
+        let mut state = self.layer.state();
+        let found = state.groups.iter_mut().find(|(arn, known)| *arn == group || known.name == group);
+        let (_, found) = found.with_context(|| format!("there is no target group {group}"))?;
+        found.forced.insert(target.to_owned(), (health.to_owned(), reason.to_owned()));
+        Ok(())
+    }
+
+    /// A running instance of this id, in a zone (`a`, `b`, `c` ...) of the first VPC. Only what is known can be a target.
+    pub fn add_instance(&self, id: &str, zone: char) {
+        let zone = format!("{REGION}{zone}");
+        self.layer.state().instances.insert(id.to_owned(), Instance { zone, running: true });
+    }
+
+    /// The instance is terminated: it leaves the target groups that it is in.
+    pub fn end_instance(&self, id: &str) {
+        let mut state = self.layer.state();
+        let State { instances, groups, .. } = &mut *state;
+        if let Some(instance) = instances.get_mut(id) {
+            instance.running = false;
+        }
+        for group in groups.values_mut() {
+            group.targets.retain(|(target, _), _| target != id);
+        }
+    }
+
+    /// A certificate that listeners can have; its ARN.
+    pub async fn certificate(&self) -> Result<String> {
+        let layer = Arc::clone(&self.layer);
+        let arn = self.layer.run(async move { layer.moto.certificate("quartermaster.example.com").await }).await?;
+        self.layer.state().certificates.insert(arn.clone());
+        Ok(arn)
+    }
+
+    /// The first VPC's id.
+    pub fn vpc(&self) -> String {
+        self.layer.state().network.vpc.clone()
+    }
+
+    /// The other VPC's id.
+    pub fn other_vpc(&self) -> String {
+        self.layer.state().network.other_vpc.clone()
+    }
+
+    /// The ids of two security groups of the first VPC.
+    pub fn security_groups(&self) -> Vec<String> {
+        self.layer.state().network.own_groups.clone()
+    }
+
+    /// The id of the security group that a balancer of the first VPC gets which names none.
+    pub fn default_security_group(&self) -> String {
+        let state = self.layer.state();
+        state.network.default_group.get(&state.network.vpc).cloned().unwrap_or_default()
+    }
+
+    /// The same of the other VPC.
+    pub fn foreign_security_group(&self) -> String {
+        let state = self.layer.state();
+        state.network.default_group.get(&state.network.other_vpc).cloned().unwrap_or_default()
+    }
+
+    /// One more subnet of this name in the first VPC.
+    pub async fn add_subnet(&self, name: &str, zone: char) -> Result<()> {
+        let (layer, name) = (Arc::clone(&self.layer), name.to_owned());
+        let made = async move {
+            let mut network = layer.state().network.clone();
+            network.add_subnet(&layer.moto, &name, false, zone).await?;
+            layer.state().network = network;
+            Ok(())
+        };
+        self.layer.run(made).await
+    }
+
+    /// Another name for a subnet.
+    ///
+    /// # Errors
+    /// There is no such subnet.
+    pub fn alias(&self, name: &str, subnet: &str) -> Result<()> {
+        self.layer.state().network.alias(name, subnet)
+    }
+}

@@ -1,0 +1,100 @@
+//! What AWS answers, and its form.
+
+use http::{HeaderName, HeaderValue, StatusCode, header};
+
+use super::xml::Element;
+use crate::serve::Reply;
+
+const NAMESPACE: &str = r#" xmlns="http://elasticloadbalancing.amazonaws.com/doc/2015-12-01/""#;
+
+/// An error that AWS answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The HTTP status.
+    pub http: u16,
+    /// The error code, such as `LoadBalancerNotFound`.
+    pub code: String,
+    /// What it says to people.
+    pub message: String,
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} (HTTP {})", self.code, self.message, self.http)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl Refused {
+    /// HTTP 400.
+    pub fn new(code: &str, message: impl Into<String>) -> Self {
+        Self::with_status(400, code, message)
+    }
+
+    /// With an HTTP status of its own.
+    pub fn with_status(http: u16, code: &str, message: impl Into<String>) -> Self {
+        Self { http, code: code.to_owned(), message: message.into() }
+    }
+
+    /// A parameter that is wrong in itself.
+    pub(super) fn invalid(message: impl Into<String>) -> Self {
+        Self::new("ValidationError", message)
+    }
+
+    /// What stands in for AWS is broken: no test should meet this.
+    pub(super) fn broken(error: &anyhow::Error) -> Self {
+        Self::with_status(500, "InternalFailure", format!("the testbed: {error:#}"))
+    }
+
+    fn body(&self) -> String {
+        let kind = if self.http < 500 { "Sender" } else { "Receiver" };
+        let error = Element::with(
+            "Error",
+            vec![
+                Element::text("Type", kind),
+                Element::text("Code", &self.code),
+                Element::text("Message", &self.message),
+            ],
+        );
+        let mut body = String::new();
+        let whole = Element::with("ErrorResponse", vec![error, Element::text("RequestId", request_id())]);
+        whole.render_with(&mut body, NAMESPACE);
+        body
+    }
+}
+
+/// The children of the result, or why there is none.
+pub(super) type Done = Result<Vec<Element>, Refused>;
+
+/// The body of a good answer.
+pub(super) fn body(action: &str, result: Vec<Element>) -> String {
+    let metadata = Element::with("ResponseMetadata", vec![Element::text("RequestId", request_id())]);
+    let result = Element::with(&format!("{action}Result"), result);
+    let mut body = String::new();
+    Element::with(&format!("{action}Response"), vec![result, metadata]).render_with(&mut body, NAMESPACE);
+    body
+}
+
+/// The whole answer.
+pub(super) fn reply(action: &str, done: Done) -> Reply {
+    match done {
+        Ok(result) => xml(StatusCode::OK, body(action, result)),
+        Err(refused) => {
+            let status = StatusCode::from_u16(refused.http).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            xml(status, refused.body())
+        }
+    }
+}
+
+fn xml(status: StatusCode, body: String) -> Reply {
+    let mut reply = Reply::status(status).header(header::CONTENT_TYPE, HeaderValue::from_static("text/xml")).body(body);
+    if let Ok(id) = HeaderValue::from_str(&request_id()) {
+        reply = reply.header(HeaderName::from_static("x-amzn-requestid"), id);
+    }
+    reply
+}
+
+fn request_id() -> String {
+    uuid::Uuid::new_v4().to_string()
+}

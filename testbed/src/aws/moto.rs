@@ -1,0 +1,154 @@
+//! moto's server, as a child process: it keeps balancers, target groups and listeners, and the network around them.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Bytes;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use tokio::process::Command;
+
+use super::REGION;
+use super::answer::{Done, Refused};
+use super::form::Form;
+use super::xml::Element;
+use crate::journal::lock;
+use crate::process::{Child, Folder, Program};
+use crate::wait;
+
+/// How long it may take to start, on a machine that builds at the same time.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+const EC2_VERSION: &str = "2016-11-15";
+
+pub(super) struct Moto {
+    child: Mutex<Child>, // dropped before the folder: nobody writes to it any more
+    base: String,
+    client: Client<HttpConnector, Full<Bytes>>,
+    folder: Folder,
+}
+
+impl Moto {
+    /// Starts it on a free port of 127.0.0.1, and waits until it listens.
+    pub(super) async fn start() -> Result<Self> {
+        let program = install().await?.join("bin").join("moto_server");
+        let folder = Folder::new()?;
+        let mut child = Program::new(program)
+            .args(["-H", "127.0.0.1", "-p", "0"])
+            .env("PYTHONUNBUFFERED", "1")
+            .env("NO_COLOR", "1")
+            .spawn(folder.path().join("moto.log"))?;
+        let base = wait::until("moto's address in its log", PATIENCE, async || {
+            child.check_running()?;
+            Ok(address(&child.log_text()?))
+        })
+        .await
+        .with_context(|| child.log_tail())?;
+        let client = Client::builder(TokioExecutor::new()).build_http();
+        Ok(Self { child: Mutex::new(child), base, client, folder })
+    }
+
+    /// A folder that lives as long as it.
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// A call of the `ELBv2` API: the children of its result.
+    pub(super) async fn elb(&self, form: &Form) -> Done {
+        let (status, answer) =
+            self.query("elasticloadbalancing", form).await.map_err(|error| Refused::broken(&error))?;
+        if status.is_success() {
+            return Ok(answer.children.into_iter().next().map(|result| result.children).unwrap_or_default());
+        }
+        let error = answer.child("Error").unwrap_or(&answer);
+        Err(Refused::with_status(status.as_u16(), error.get("Code"), error.get("Message")))
+    }
+
+    /// A call of the EC2 API: the answer.
+    pub(super) async fn ec2(&self, action: &str, params: &[(&str, &str)]) -> Result<Element> {
+        let (status, answer) = self.query("ec2", &Form::of(EC2_VERSION, action, params)).await?;
+        ensure!(status.is_success(), "moto refuses {action} ({status}): {answer:?}");
+        Ok(answer)
+    }
+
+    /// A certificate that moto knows; its ARN.
+    pub(super) async fn certificate(&self, domain: &str) -> Result<String> {
+        let mut headers = signed("acm")?;
+        headers.insert("x-amz-target", HeaderValue::from_static("CertificateManager.RequestCertificate"));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-amz-json-1.1"));
+        let body = serde_json::json!({"DomainName": domain}).to_string();
+        let (status, body) = self.send(Method::POST, "/", headers, body.into()).await?;
+        let answer: serde_json::Value = serde_json::from_slice(&body)?;
+        let arn = answer["CertificateArn"].as_str().map(ToOwned::to_owned);
+        arn.with_context(|| format!("moto gives no certificate ({status}): {answer}"))
+    }
+
+    async fn query(&self, service: &str, form: &Form) -> Result<(StatusCode, Element)> {
+        let mut headers = signed(service)?;
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
+        let (status, body) = self.send(Method::POST, "/", headers, form.encode().into()).await?;
+        let text = String::from_utf8_lossy(&body);
+        let answer = Element::parse(&text).with_context(|| format!("moto's answer ({status}): {text}"))?;
+        Ok((status, answer))
+    }
+
+    /// Any request, as it is.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes)> {
+        let uri: Uri = format!("{}{path}", self.base).parse()?;
+        let mut request = Request::new(Full::new(body));
+        (*request.method_mut(), *request.uri_mut(), *request.headers_mut()) = (method, uri, headers);
+        let answer = match self.client.request(request).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                lock(&self.child).check_running()?;
+                return Err(error).context("moto does not answer");
+            }
+        };
+        let status = answer.status();
+        Ok((status, answer.into_body().collect().await?.to_bytes()))
+    }
+}
+
+/// moto finds the service in the signature's scope, and looks at nothing else of it.
+fn signed(service: &str) -> Result<HeaderMap> {
+    let scope = format!("{}/20260101/{REGION}/{service}/aws4_request", super::ACCESS_KEY);
+    let value = format!("AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0");
+    Ok(HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::try_from(value)?)]))
+}
+
+/// It chooses the port itself, and says so.
+fn address(log: &str) -> Option<String> {
+    let (_, after) = log.split_once("Running on ")?;
+    let (address, _) = after.split_once(char::is_whitespace)?;
+    Some(address.to_owned())
+}
+
+/// The folder of the venv that has it. It is installed if it is not there yet, with progress on standard error.
+async fn install() -> Result<PathBuf> {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/moto/install.sh");
+    let output = Command::new("bash")
+        .arg(script)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped()) // not `output`: that captures standard error too, and the progress is there
+        .kill_on_drop(true)
+        .spawn()
+        .context("running hack/moto/install.sh")?
+        .wait_with_output()
+        .await?;
+    if !output.status.success() {
+        bail!("hack/moto/install.sh failed ({})", output.status);
+    }
+    Ok(String::from_utf8(output.stdout)?.trim_end().into())
+}

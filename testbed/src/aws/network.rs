@@ -1,0 +1,111 @@
+//! The network that balancers stand in: moto's, with names of our own for its subnets.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+
+use super::REGION;
+use super::moto::Moto;
+use super::xml::Element;
+
+/// A subnet as moto knows it.
+#[derive(Clone, Debug)]
+pub(super) struct Subnet {
+    pub(super) vpc: String,
+    pub(super) zone: String,
+}
+
+/// What there is.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Network {
+    pub(super) vpc: String,
+    pub(super) other_vpc: String,
+    /// By moto's id.
+    pub(super) subnets: BTreeMap<String, Subnet>,
+    /// Security groups and their VPC.
+    pub(super) security_groups: BTreeMap<String, String>,
+    /// Each VPC's own security group, which a balancer gets that names none.
+    pub(super) default_group: BTreeMap<String, String>,
+    /// The two that are made in the first VPC.
+    pub(super) own_groups: Vec<String>,
+    /// Our name of a subnet -> moto's.
+    aliases: BTreeMap<String, String>,
+    /// How many subnets were made: each has a range of its own.
+    made: u8,
+}
+
+impl Network {
+    /// Makes two VPCs: one with a subnet in each of three zones and two security groups, one with two subnets.
+    pub(super) async fn make(moto: &Moto) -> Result<Self> {
+        let mut network = Self { vpc: vpc(moto).await?, other_vpc: vpc(moto).await?, ..Self::default() };
+        for (alias, zone) in super::SUBNETS.iter().zip(['a', 'b', 'c']) {
+            network.add_subnet(moto, alias, false, zone).await?;
+        }
+        for (alias, zone) in super::OTHER_SUBNETS.iter().zip(['a', 'b']) {
+            network.add_subnet(moto, alias, true, zone).await?;
+        }
+        for name in ["front", "back"] {
+            let vpc = network.vpc.clone();
+            let params = [("GroupName", name), ("GroupDescription", name), ("VpcId", vpc.as_str())];
+            network.own_groups.push(moto.ec2("CreateSecurityGroup", &params).await?.get("groupId").to_owned());
+        }
+        let groups = moto.ec2("DescribeSecurityGroups", &[]).await?;
+        for group in groups.members("securityGroupInfo") {
+            let (id, vpc) = (group.get("groupId").to_owned(), group.get("vpcId").to_owned());
+            if group.get("groupName") == "default" {
+                network.default_group.insert(vpc.clone(), id.clone());
+            }
+            network.security_groups.insert(id, vpc);
+        }
+        Ok(network)
+    }
+
+    /// One more subnet, in the first VPC or in the other.
+    pub(super) async fn add_subnet(&mut self, moto: &Moto, alias: &str, other: bool, zone: char) -> Result<()> {
+        let vpc = if other { &self.other_vpc } else { &self.vpc };
+        let zone = format!("{REGION}{zone}");
+        let range = format!("10.0.{}.0/24", self.made);
+        let params = [("VpcId", vpc.as_str()), ("CidrBlock", &range), ("AvailabilityZone", &zone)];
+        let made = moto.ec2("CreateSubnet", &params).await?;
+        let id = made.child("subnet").map(|subnet| subnet.get("subnetId")).context("no subnet in moto's answer")?;
+        self.subnets.insert(id.to_owned(), Subnet { vpc: vpc.clone(), zone });
+        self.aliases.insert(alias.to_owned(), id.to_owned());
+        self.made += 1;
+        Ok(())
+    }
+
+    /// Another name for a subnet; that subnet's former name is gone.
+    pub(super) fn alias(&mut self, alias: &str, subnet: &str) -> Result<()> {
+        let id = self.real(subnet).unwrap_or_else(|| subnet.to_owned());
+        anyhow::ensure!(self.subnets.contains_key(&id), "there is no subnet {subnet}");
+        self.aliases.retain(|_, real| *real != id);
+        self.aliases.insert(alias.to_owned(), id);
+        Ok(())
+    }
+
+    /// moto's id of the subnet that we call so.
+    pub(super) fn real(&self, alias: &str) -> Option<String> {
+        self.aliases.get(alias).cloned()
+    }
+
+    /// Our name of moto's subnet.
+    pub(super) fn known_as(&self, id: &str) -> String {
+        let alias = self.aliases.iter().find(|(_, real)| *real == id).map(|(alias, _)| alias);
+        alias.map_or_else(|| id.to_owned(), Clone::clone)
+    }
+
+    /// Puts our names in the place of moto's.
+    pub(super) fn rename(&self, element: &mut Element) {
+        if element.name == "SubnetId" {
+            element.text = self.known_as(&element.text);
+        }
+        for child in &mut element.children {
+            self.rename(child);
+        }
+    }
+}
+
+async fn vpc(moto: &Moto) -> Result<String> {
+    let made = moto.ec2("CreateVpc", &[("CidrBlock", "10.0.0.0/16")]).await?;
+    Ok(made.child("vpc").context("no VPC in moto's answer")?.get("vpcId").to_owned())
+}

@@ -1,0 +1,169 @@
+//! Balancers: made, shown, deleted.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::super::answer::{Done, Refused};
+use super::super::form::Form;
+use super::super::layer::Layer;
+use super::super::state::{Balancer, State};
+use super::super::xml::Element;
+use super::{check_name, members, named, one_of, page, required, settings, tags};
+use crate::aws::REGION;
+
+pub(super) const SCHEMES: [&str; 2] = ["internet-facing", "internal"];
+pub(super) const TYPES: [&str; 3] = ["application", "network", "gateway"];
+
+pub(super) fn not_found(words: impl Into<String>) -> Refused {
+    Refused::new("LoadBalancerNotFound", words)
+}
+
+/// The balancer that a call is about, which may be too new to be shown.
+pub(super) fn existing<'a>(state: &'a State, form: &Form) -> Result<(String, &'a Balancer), Refused> {
+    let arn = required(form, "LoadBalancerArn")?;
+    check_arn(arn)?;
+    let balancer = state.balancers.get(arn).ok_or_else(|| not_found(format!("Load balancer '{arn}' not found")))?;
+    Ok((arn.to_owned(), balancer))
+}
+
+fn check_arn(arn: &str) -> Result<(), Refused> {
+    if arn.starts_with("arn:aws:elasticloadbalancing:") && arn.contains(":loadbalancer/") {
+        return Ok(());
+    }
+    Err(Refused::invalid(format!("'{arn}' is not a valid load balancer ARN")))
+}
+
+/// The same call again gives the balancer that is there; another one of that name is refused.
+pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
+    let name = required(&form, "Name")?.to_owned();
+    check_name("load balancer", &name)?;
+    if name.starts_with("internal-") {
+        return Err(Refused::invalid(format!("The load balancer name '{name}' cannot begin with 'internal-'")));
+    }
+    one_of(&form, "Scheme", &SCHEMES)?;
+    one_of(&form, "Type", &TYPES)?;
+    settings::check_ip_address_type(&layer.state(), &form)?;
+    let subnets = settings::wanted_subnets(&form);
+    let place = settings::check_subnets(&layer.state().network, &subnets)?;
+    let mut groups = form.list("SecurityGroups");
+    settings::check_security_groups(&layer.state().network, &groups, &place.vpc)?;
+    let new_tags = tags::wanted(&form)?;
+    tags::check_count(new_tags.len())?;
+    if groups.is_empty() {
+        groups.extend(layer.state().network.default_group.get(&place.vpc).cloned());
+    }
+    form.set_list("SecurityGroups", &groups);
+    form.remove("Tags");
+    let former = layer.state().balancer_named(&name).map(|(arn, _)| arn.clone());
+    if let Some(arn) = former {
+        let mut found =
+            members(layer.moto.elb(&Form::elb("DescribeLoadBalancers", &[("Names.member.1", &name)])).await?);
+        if !found.iter().all(|balancer| same(&form, balancer, &subnets, &groups)) {
+            let words = format!("A load balancer with the same name '{name}' exists, but with different settings");
+            return Err(Refused::new("DuplicateLoadBalancerName", words));
+        }
+        tracing::debug!(arn, "the balancer was there already");
+        finish(&layer.state(), &mut found);
+        return Ok(vec![Element::with("LoadBalancers", found)]);
+    }
+    if form.get("Scheme").is_none() {
+        form.set("Scheme", SCHEMES[0]);
+    }
+    let mut made = members(layer.moto.elb(&form).await?);
+    let mut state = layer.state();
+    for balancer in &made {
+        let created = Instant::now();
+        let arn = balancer.get("LoadBalancerArn");
+        let (vpc, zones, shown_from) = (place.vpc.clone(), place.zones.clone(), created + state.times.hidden);
+        let new = Balancer { name: name.clone(), vpc, zones, created, shown_from, forced: None, protected: false };
+        state.balancers.insert(arn.to_owned(), new);
+        state.set_tags(arn, new_tags.clone());
+    }
+    finish(&state, &mut made);
+    Ok(vec![Element::with("LoadBalancers", made)])
+}
+
+/// Whether the balancer is what the form asks for.
+fn same(form: &Form, balancer: &Element, subnets: &[String], groups: &[String]) -> bool {
+    let is = |param: &str, default: &str| form.get(param).unwrap_or(default) == balancer.get(param);
+    let zones = balancer.members("AvailabilityZones").iter().map(|zone| zone.get("SubnetId"));
+    let security_groups = balancer.members("SecurityGroups").iter().map(|group| group.text.as_str());
+    is("Scheme", SCHEMES[0])
+        && is("Type", TYPES[0])
+        && is("IpAddressType", "ipv4")
+        && zones.collect::<BTreeSet<_>>() == subnets.iter().map(String::as_str).collect()
+        && security_groups.collect::<BTreeSet<_>>() == groups.iter().map(String::as_str).collect()
+}
+
+pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
+    let arns = named(&form, "LoadBalancerArns", "load balancers")?;
+    let names = named(&form, "Names", "load balancers")?;
+    if !arns.is_empty() && !names.is_empty() {
+        let words = "Load balancer names and load balancer ARNs cannot be specified at the same time";
+        return Err(Refused::invalid(words));
+    }
+    let ask = {
+        let state = layer.state();
+        for arn in &arns {
+            check_arn(arn)?;
+            state.shown(arn).ok_or_else(|| not_found("One or more load balancers not found"))?;
+        }
+        for name in &names {
+            let shown = state.balancer_named(name).is_some_and(|(arn, _)| state.shown(arn).is_some());
+            if !shown {
+                return Err(not_found(format!("Load balancers '[{name}]' not found")));
+            }
+        }
+        let mut ask = form.clone();
+        ask.remove("Marker");
+        ask.set("PageSize", "1000000");
+        ask
+    };
+    let mut found = members(layer.moto.elb(&ask).await?);
+    let state = layer.state();
+    found.retain(|balancer| state.shown(balancer.get("LoadBalancerArn")).is_some());
+    finish(&state, &mut found);
+    if !arns.is_empty() || !names.is_empty() {
+        form.remove("PageSize"); // all that is named is shown
+    }
+    page(&state, &form, "LoadBalancers", "LoadBalancerArn", found)
+}
+
+/// What moto says of balancers, made right.
+pub(in crate::aws) fn finish(state: &State, balancers: &mut [Element]) {
+    for balancer in balancers {
+        let Some(known) = state.balancers.get(balancer.get("LoadBalancerArn")) else { continue };
+        let (code, reason) = state.balancer_state(known);
+        let mut parts = vec![Element::text("Code", code)];
+        if !reason.is_empty() {
+            parts.push(Element::text("Reason", reason));
+        }
+        balancer.put(Element::with("State", parts));
+        balancer.put(Element::text("DNSName", dns(balancer)));
+    }
+}
+
+/// A name that is another for another balancer of the same name, as AWS's is.
+fn dns(balancer: &Element) -> String {
+    let (_, id) = balancer.get("LoadBalancerArn").rsplit_once('/').unwrap_or_default();
+    let number = u64::from_str_radix(id, 16).unwrap_or_default() % 10_000_000_000;
+    let internal = if balancer.get("Scheme") == "internal" { "internal-" } else { "" };
+    format!("{internal}{}-{number}.{REGION}.elb.amazonaws.com", balancer.get("LoadBalancerName"))
+}
+
+/// One that is gone is deleted; one that is protected is not.
+pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
+    let arn = required(&form, "LoadBalancerArn")?;
+    check_arn(arn)?;
+    match layer.state().balancers.get(arn) {
+        None => return Ok(Vec::new()),
+        Some(balancer) if balancer.protected => {
+            let words = format!("Load balancer '{arn}' cannot be deleted because deletion protection is enabled");
+            return Err(Refused::new("OperationNotPermitted", words));
+        }
+        Some(_) => {}
+    }
+    let done = layer.moto.elb(&form).await?;
+    layer.state().forget_balancer(arn);
+    Ok(done)
+}

@@ -1,0 +1,194 @@
+//! Target groups: made, shown, changed, deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::answer::{Done, Refused};
+use super::super::form::Form;
+use super::super::layer::Layer;
+use super::super::state::{Group, State};
+use super::super::xml::Element;
+use super::{balancers, check_name, members, named, one_of, page, required, tags};
+
+const PROTOCOLS: [&str; 2] = ["HTTP", "HTTPS"];
+
+/// What AWS takes for what is not sent, for the protocols of an application load balancer.
+const DEFAULTS: [(&str, &str); 11] = [
+    ("HealthCheckEnabled", "true"),
+    ("HealthCheckIntervalSeconds", "30"),
+    ("HealthCheckPath", "/"),
+    ("HealthCheckPort", "traffic-port"),
+    ("HealthCheckTimeoutSeconds", "5"),
+    ("HealthyThresholdCount", "5"),
+    ("IpAddressType", "ipv4"),
+    ("Matcher.HttpCode", "200"),
+    ("ProtocolVersion", "HTTP1"),
+    ("TargetType", "instance"),
+    ("UnhealthyThresholdCount", "2"),
+];
+
+pub(super) fn not_found(arn: &str) -> Refused {
+    Refused::new("TargetGroupNotFound", format!("Target groups '{arn}' not found"))
+}
+
+/// The group that a call is about.
+pub(super) fn existing(state: &State, form: &Form) -> Result<String, Refused> {
+    let arn = required(form, "TargetGroupArn")?;
+    if !arn.contains(":targetgroup/") {
+        return Err(Refused::invalid(format!("'{arn}' is not a valid target group ARN")));
+    }
+    state.groups.get(arn).map(|_| arn.to_owned()).ok_or_else(|| not_found(arn))
+}
+
+/// What the group is to be, with what AWS takes for the rest.
+fn settings(form: &Form) -> BTreeMap<String, String> {
+    let defaults = DEFAULTS.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let mut settings: BTreeMap<String, String> = defaults.collect();
+    settings.insert("HealthCheckProtocol".to_owned(), "HTTP".to_owned());
+    settings.extend(form.params());
+    settings
+}
+
+/// The same call again gives the group that is there; another one of that name is refused.
+pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
+    let name = required(&form, "Name")?.to_owned();
+    check_name("target group", &name)?;
+    check_port(&form)?;
+    required(&form, "Protocol")?;
+    one_of(&form, "Protocol", &PROTOCOLS)?;
+    one_of(&form, "TargetType", &["instance", "ip"])?;
+    check_health_check(&form)?;
+    let vpc = required(&form, "VpcId")?;
+    if vpc != layer.state().network.vpc && vpc != layer.state().network.other_vpc {
+        return Err(Refused::invalid(format!("The VPC ID '{vpc}' is not found")));
+    }
+    let new_tags = tags::wanted(&form)?;
+    tags::check_count(new_tags.len())?;
+    form.remove("Tags");
+    let settings = settings(&form);
+    let former = {
+        let state = layer.state();
+        let former = state.groups.iter().find(|(_, group)| group.name == name);
+        former.map(|(arn, group)| (arn.clone(), group.settings == settings))
+    };
+    match former {
+        Some((_, false)) => {
+            let words = format!("A target group with the same name '{name}' exists, but with different settings");
+            return Err(Refused::new("DuplicateTargetGroupName", words));
+        }
+        Some((arn, true)) => return shown(layer, &Form::elb("", &[("TargetGroupArns.member.1", &arn)])).await,
+        None => {}
+    }
+    let mut made = members(layer.moto.elb(&form).await?);
+    let mut state = layer.state();
+    for group in &made {
+        let arn = group.get("TargetGroupArn");
+        let new =
+            Group { name: name.clone(), settings: settings.clone(), targets: BTreeMap::new(), forced: BTreeMap::new() };
+        state.groups.insert(arn.to_owned(), new);
+        state.set_tags(arn, new_tags.clone());
+    }
+    finish(&state, &mut made);
+    Ok(vec![Element::with("TargetGroups", made)])
+}
+
+pub(super) fn check_port(form: &Form) -> Result<u16, Refused> {
+    let port = required(form, "Port")?;
+    port.parse().ok().filter(|port| *port > 0).ok_or_else(|| {
+        Refused::invalid(format!(
+            "1 validation error detected: Value '{port}' at 'port' failed to satisfy constraint: Member must have value \
+             between 1 and 65535"
+        ))
+    })
+}
+
+fn check_health_check(form: &Form) -> Result<(), Refused> {
+    one_of(form, "HealthCheckProtocol", &PROTOCOLS)?;
+    if let Some(path) = form.get("HealthCheckPath")
+        && (!path.starts_with('/') || path.len() > 1024)
+    {
+        return Err(Refused::invalid(format!("Health check path '{path}' must begin with a '/' character")));
+    }
+    Ok(())
+}
+
+/// What moto says of groups, made right: it forgets balancers that a listener forwards to later, and keeps others.
+fn finish(state: &State, groups: &mut [Element]) {
+    for group in groups {
+        let balancers = state.balancers_of(group.get("TargetGroupArn"));
+        group.put(Element::texts("LoadBalancerArns", balancers));
+    }
+}
+
+/// The groups that `ask` names.
+async fn shown(layer: &Layer, ask: &Form) -> Done {
+    let mut ask = ask.clone();
+    ask.set("Action", "DescribeTargetGroups");
+    let mut found = members(layer.moto.elb(&ask).await?);
+    finish(&layer.state(), &mut found);
+    Ok(vec![Element::with("TargetGroups", found)])
+}
+
+pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
+    let arns = named(&form, "TargetGroupArns", "target groups")?;
+    let names = named(&form, "Names", "target groups")?;
+    let of: Option<BTreeSet<String>> = {
+        let state = layer.state();
+        let balancer = form.get("LoadBalancerArn");
+        if [!arns.is_empty(), !names.is_empty(), balancer.is_some()].iter().filter(|given| **given).count() > 1 {
+            return Err(Refused::invalid(
+                "Target group names, target group ARNs, and a load balancer ARN cannot be specified at the same time",
+            ));
+        }
+        if let Some(arn) = arns.iter().find(|arn| !state.groups.contains_key(*arn)) {
+            return Err(not_found(arn));
+        }
+        if let Some(name) = names.iter().find(|name| !state.groups.values().any(|group| group.name == **name)) {
+            return Err(Refused::new("TargetGroupNotFound", format!("Target groups '[{name}]' not found")));
+        }
+        match balancer {
+            Some(arn) if state.shown(arn).is_none() => {
+                return Err(balancers::not_found(format!("Load balancer '{arn}' not found")));
+            }
+            Some(arn) => {
+                let on_it = |group: &&String| state.balancers_of(group).contains(arn);
+                Some(state.groups.keys().filter(on_it).cloned().collect())
+            }
+            None => None,
+        }
+    };
+    let mut ask = form.clone();
+    ask.remove("LoadBalancerArn");
+    let mut found: Vec<Element> = shown(layer, &ask).await?.into_iter().flat_map(|list| list.children).collect();
+    found.retain(|group| of.as_ref().is_none_or(|of| of.contains(group.get("TargetGroupArn"))));
+    if !arns.is_empty() || !names.is_empty() {
+        form.remove("PageSize");
+    }
+    page(&layer.state(), &form, "TargetGroups", "TargetGroupArn", found)
+}
+
+pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
+    let arn = existing(&layer.state(), &form)?;
+    check_health_check(&form)?;
+    layer.moto.elb(&form).await?;
+    let mut changed = form.params();
+    changed.remove("TargetGroupArn");
+    if let Some(group) = layer.state().groups.get_mut(&arn) {
+        group.settings.extend(changed);
+    }
+    shown(layer, &Form::elb("", &[("TargetGroupArns.member.1", &arn)])).await
+}
+
+/// One that is gone is deleted; one that a listener or rule forwards to is not.
+pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
+    let arn = match existing(&layer.state(), &form) {
+        Err(refused) if refused.code == "TargetGroupNotFound" => return Ok(Vec::new()),
+        other => other?,
+    };
+    if !layer.state().balancers_of(&arn).is_empty() {
+        let words = format!("Target group '{arn}' is currently in use by a listener or a rule");
+        return Err(Refused::new("ResourceInUse", words));
+    }
+    let done = layer.moto.elb(&form).await?;
+    layer.state().forget_group(&arn);
+    Ok(done)
+}

@@ -1,0 +1,139 @@
+//! What of a balancer can be changed: subnets, security groups, IP address type, attributes.
+
+use std::collections::BTreeSet;
+
+use super::super::answer::{Done, Refused};
+use super::super::form::Form;
+use super::super::layer::Layer;
+use super::super::network::Network;
+use super::super::state::State;
+use super::super::xml::Element;
+use super::{balancers, missing, one_of};
+
+pub(super) const IP_ADDRESS_TYPES: [&str; 3] = ["ipv4", "dualstack", "dualstack-without-public-ipv4"];
+
+/// Where a balancer stands.
+pub(super) struct Place {
+    pub(super) vpc: String,
+    pub(super) zones: BTreeSet<String>,
+}
+
+fn not_right(words: impl Into<String>) -> Refused {
+    Refused::new("InvalidConfigurationRequest", words)
+}
+
+/// The subnets that are asked for, plainly or by mappings.
+pub(super) fn wanted_subnets(form: &Form) -> Vec<String> {
+    let mut subnets = form.list("Subnets");
+    subnets.extend(form.members("SubnetMappings").into_iter().filter_map(|mut mapping| mapping.remove("SubnetId")));
+    subnets
+}
+
+/// At least two subnets, each in a zone of its own, all in one VPC.
+pub(super) fn check_subnets(network: &Network, subnets: &[String]) -> Result<Place, Refused> {
+    let mut zones = BTreeSet::new();
+    let mut vpcs = BTreeSet::new();
+    let mut twice = false;
+    for id in subnets {
+        let Some(subnet) = network.subnets.get(id) else {
+            return Err(Refused::new("SubnetNotFound", format!("The subnet ID '{id}' does not exist")));
+        };
+        twice |= !zones.insert(subnet.zone.clone());
+        vpcs.insert(subnet.vpc.clone());
+    }
+    if subnets.len() < 2 {
+        return Err(Refused::invalid("At least two subnets in two different Availability Zones must be specified"));
+    }
+    if vpcs.len() > 1 {
+        return Err(not_right("All subnets must belong to the same VPC"));
+    }
+    if twice {
+        let words = "A load balancer cannot be attached to multiple subnets in the same Availability Zone";
+        return Err(not_right(words));
+    }
+    let vpc = vpcs.pop_first().ok_or_else(|| missing("Subnets"))?;
+    Ok(Place { vpc, zones })
+}
+
+pub(super) fn check_security_groups(network: &Network, groups: &[String], vpc: &str) -> Result<(), Refused> {
+    for group in groups {
+        match network.security_groups.get(group) {
+            None => {
+                let words = format!("Security group '{group}' does not exist");
+                return Err(Refused::new("InvalidSecurityGroup", words));
+            }
+            Some(other) if other != vpc => return Err(not_right("One or more security groups are invalid")),
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn check_ip_address_type(state: &State, form: &Form) -> Result<(), Refused> {
+    one_of(form, "IpAddressType", &IP_ADDRESS_TYPES)?;
+    if !state.ipv6 && form.get("IpAddressType").is_some_and(|kind| kind != "ipv4") {
+        return Err(not_right("You must specify subnets with an associated IPv6 CIDR block."));
+    }
+    Ok(())
+}
+
+pub(super) async fn subnets(layer: &Layer, form: Form) -> Done {
+    let (arn, place) = {
+        let state = layer.state();
+        let (arn, balancer) = balancers::existing(&state, &form)?;
+        let place = check_subnets(&state.network, &wanted_subnets(&form))?;
+        if place.vpc != balancer.vpc {
+            let words = format!("All subnets must belong to the load balancer's VPC '{}'", balancer.vpc);
+            return Err(not_right(words));
+        }
+        check_ip_address_type(&state, &form)?;
+        (arn, place)
+    };
+    let done = layer.moto.elb(&form).await?;
+    if let Some(balancer) = layer.state().balancers.get_mut(&arn) {
+        balancer.zones = place.zones;
+    }
+    Ok(done)
+}
+
+pub(super) async fn security_groups(layer: &Layer, form: Form) -> Done {
+    let groups = form.list("SecurityGroups");
+    {
+        let state = layer.state();
+        let (_, balancer) = balancers::existing(&state, &form)?;
+        if groups.is_empty() {
+            return Err(missing("SecurityGroups"));
+        }
+        check_security_groups(&state.network, &groups, &balancer.vpc)?;
+    }
+    layer.moto.elb(&form).await?;
+    Ok(vec![Element::texts("SecurityGroupIds", groups)])
+}
+
+pub(super) async fn ip_address_type(layer: &Layer, form: Form) -> Done {
+    {
+        let state = layer.state();
+        balancers::existing(&state, &form)?;
+        super::required(&form, "IpAddressType")?;
+        check_ip_address_type(&state, &form)?;
+    }
+    layer.moto.elb(&form).await
+}
+
+pub(super) async fn attributes(layer: &Layer, form: Form) -> Done {
+    balancers::existing(&layer.state(), &form)?;
+    layer.moto.elb(&form).await
+}
+
+pub(super) async fn modify_attributes(layer: &Layer, form: Form) -> Done {
+    let (arn, _) = balancers::existing(&layer.state(), &form)?;
+    let done = layer.moto.elb(&form).await?;
+    let mut attributes = form.members("Attributes").into_iter();
+    let is_protection = |key: &String| key == "deletion_protection.enabled";
+    if let Some(protection) = attributes.rfind(|attribute| attribute.get("Key").is_some_and(is_protection))
+        && let Some(balancer) = layer.state().balancers.get_mut(&arn)
+    {
+        balancer.protected = protection.get("Value").is_some_and(|value| value == "true");
+    }
+    Ok(done)
+}

@@ -1,0 +1,117 @@
+//! Tags: moto allows ten and looks at no character, AWS fifty.
+
+use super::super::answer::{Done, Refused};
+use super::super::form::Form;
+use super::super::layer::Layer;
+use super::super::state::{State, Tags};
+use super::super::xml::Element;
+use super::{balancers, groups, listeners, missing};
+use std::time::Instant;
+
+/// How many a resource may have.
+const MOST: usize = 50;
+
+pub(super) fn check_count(count: usize) -> Result<(), Refused> {
+    if count > MOST {
+        let words = format!("The maximum number of tags for a resource is {MOST}");
+        return Err(Refused::new("TooManyTags", words));
+    }
+    Ok(())
+}
+
+/// The tags that are sent.
+pub(super) fn wanted(form: &Form) -> Result<Tags, Refused> {
+    let mut tags = Tags::new();
+    for mut tag in form.members("Tags") {
+        let (key, value) = (tag.remove("Key").unwrap_or_default(), tag.remove("Value").unwrap_or_default());
+        check("key", &key, 1, 128)?;
+        check("value", &value, 0, 256)?;
+        if key.to_lowercase().starts_with("aws:") {
+            let words = format!("The tag key '{key}' cannot begin with 'aws:', which is reserved");
+            return Err(Refused::invalid(words));
+        }
+        if tags.contains_key(&key) {
+            let words = format!("Tag key '{key}' was specified more than once");
+            return Err(Refused::new("DuplicateTagKeys", words));
+        }
+        tags.insert(key, value);
+    }
+    Ok(tags)
+}
+
+fn check(what: &str, text: &str, least: usize, most: usize) -> Result<(), Refused> {
+    let taken =
+        |character: char| character.is_alphanumeric() || character.is_whitespace() || "_.:/=+-@".contains(character);
+    if (least..=most).contains(&text.chars().count()) && text.chars().all(taken) {
+        return Ok(());
+    }
+    Err(Refused::invalid(format!(
+        "1 validation error detected: Value '{text}' at 'tags.member.{what}' failed to satisfy constraint: Member must \
+         satisfy regular expression pattern: ^([\\p{{L}}\\p{{Z}}\\p{{N}}_.:/=+\\-@]*)$ and have a length between {least} \
+         and {most}"
+    )))
+}
+
+/// The resources that a call names, all of which must be there; `shown`: and be old enough for describes.
+fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Refused> {
+    let arns = form.list("ResourceArns");
+    if arns.is_empty() {
+        return Err(missing("ResourceArns"));
+    }
+    if arns.len() > super::AT_ONCE {
+        return Err(Refused::invalid(format!("Cannot have more than {} resources described", super::AT_ONCE)));
+    }
+    for arn in &arns {
+        if arn.contains(":loadbalancer/") {
+            let there = state.balancers.get(arn).filter(|balancer| !shown || balancer.shown_from <= Instant::now());
+            there.ok_or_else(|| balancers::not_found(format!("Load balancer '{arn}' not found")))?;
+        } else if arn.contains(":targetgroup/") {
+            state.groups.get(arn).ok_or_else(|| groups::not_found(arn))?;
+        } else if arn.contains(":listener/") {
+            state.listeners.get(arn).ok_or_else(listeners::not_found)?;
+        } else {
+            return Err(Refused::invalid(format!("'{arn}' must be in ARN format")));
+        }
+    }
+    Ok(arns)
+}
+
+pub(super) fn add(layer: &Layer, form: &Form) -> Done {
+    let mut state = layer.state();
+    let new = wanted(form)?;
+    if new.is_empty() {
+        return Err(missing("Tags"));
+    }
+    let arns = resources(&state, form, false)?;
+    for arn in &arns {
+        let former = state.tags.get(arn).cloned().unwrap_or_default();
+        let more = new.keys().filter(|key| !former.contains_key(*key)).count();
+        check_count(former.len() + more)?;
+    }
+    for arn in arns {
+        state.set_tags(&arn, new.clone());
+    }
+    Ok(Vec::new())
+}
+
+pub(super) fn remove(layer: &Layer, form: &Form) -> Done {
+    let mut state = layer.state();
+    let keys = form.list("TagKeys");
+    if keys.is_empty() {
+        return Err(missing("TagKeys"));
+    }
+    for arn in resources(&state, form, false)? {
+        state.tags.entry(arn).or_default().retain(|key, _| !keys.contains(key));
+    }
+    Ok(Vec::new())
+}
+
+pub(super) fn describe(layer: &Layer, form: &Form) -> Done {
+    let state = layer.state();
+    let descriptions = resources(&state, form, true)?.into_iter().map(|arn| {
+        let tags = state.tags.get(&arn).into_iter().flatten();
+        let tags = tags.map(|(key, value)| vec![Element::text("Key", key), Element::text("Value", value)]);
+        vec![Element::text("ResourceArn", &arn), Element::list("Tags", tags)]
+    });
+    Ok(vec![Element::list("TagDescriptions", descriptions.collect::<Vec<_>>())])
+}
