@@ -80,6 +80,12 @@ pub struct Timings {
     /// How long one call of AWS may take
     #[arg(long, env = "QUARTERMASTER_AWS_TIMEOUT", value_parser = duration, default_value = "20s", hide = true)]
     pub aws_timeout: Duration,
+    /// How often AWS is asked what is there, once 20 calls were made at once
+    #[arg(long, env = "QUARTERMASTER_AWS_READ_PERIOD", value_parser = duration, default_value = "200ms", hide = true)]
+    pub aws_read_period: Duration,
+    /// How often AWS is asked to change something, once 10 calls were made at once
+    #[arg(long, env = "QUARTERMASTER_AWS_WRITE_PERIOD", value_parser = duration, default_value = "500ms", hide = true)]
+    pub aws_write_period: Duration,
     /// How long after a load balancer was asked for AWS may still show none
     #[arg(long, env = "QUARTERMASTER_AWS_SHOWN_WITHIN", value_parser = duration, default_value = "60s", hide = true)]
     pub aws_shown_within: Duration,
@@ -116,6 +122,8 @@ impl Default for Timings {
             resync: Duration::from_mins(30),
             aws_resync: Duration::from_mins(10),
             aws_timeout: Duration::from_secs(20),
+            aws_read_period: Duration::from_millis(200),
+            aws_write_period: Duration::from_millis(500),
             aws_shown_within: Duration::from_mins(1),
             drain: Duration::from_millis(500),
             api_timeout: Duration::from_secs(30),

@@ -16,8 +16,9 @@ use tokio::sync::OnceCell;
 
 use super::action::Action;
 use super::fault::{self, Fault};
-use super::pace::Pace;
+use super::pace::{self, Pace, Rate};
 use super::{Balancer, Balancers, Tags, Wanted};
+use crate::cli::Timings;
 use crate::runtime::leader::Fence;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::Class;
@@ -33,9 +34,12 @@ pub struct Elb {
 }
 
 impl Elb {
-    /// Each call takes `timeout` at most, and is made only while `fence` is held.
-    pub fn new(fence: Fence, metrics: Metrics, timeout: Duration) -> Self {
-        Self { client: OnceCell::new(), pace: Pace::new(), fence, metrics, timeout }
+    /// Each call is made only while `fence` is held.
+    pub fn new(fence: Fence, metrics: Metrics, timings: &Timings) -> Self {
+        let reads = Rate { burst: pace::READ_BURST, period: timings.aws_read_period };
+        let writes = Rate { burst: pace::WRITE_BURST, period: timings.aws_write_period };
+        let pace = Pace::new(reads, writes);
+        Self { client: OnceCell::new(), pace, fence, metrics, timeout: timings.aws_timeout }
     }
 
     /// Made again as long as there is no region: the instance's own answers may come late.
@@ -48,7 +52,7 @@ impl Elb {
                 .timeout_config(limits)
                 .load()
                 .await;
-            if config.region().is_none() {
+            if config.region().is_none_or(|region| region.as_ref().is_empty()) {
                 let words = "no region for AWS: set AWS_REGION, or region in the profile";
                 return Err(Fault::unsent(Class::Slow, fault::REGION_MISSING, words));
             }
@@ -123,9 +127,7 @@ impl Balancers for Elb {
             })
             .await?;
         let created = created.load_balancers().first().map(Balancer::from);
-        created.ok_or_else(|| {
-            Fault::unsent(Class::Transient, "AWSUnavailable", "AWS created a load balancer and did not say which")
-        })
+        created.ok_or_else(|| Fault::unknown("AWS created a load balancer and did not say which"))
     }
 
     async fn set_subnets(&self, arn: &str, subnets: &BTreeSet<String>) -> Result<(), Fault> {

@@ -60,7 +60,7 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("InvalidRevocationContent",                 Class::Terminal,  SPEC_REFUSED),
     ("RevocationContentNotFound",                Class::Terminal,  SPEC_REFUSED),
     ("RevocationIdNotFound",                     Class::Terminal,  SPEC_REFUSED),
-    ("TrustStoreAssociationNotFound",            Class::Terminal,  SPEC_REFUSED),
+    ("AssociationNotFound",                      Class::Terminal,  SPEC_REFUSED),
     ("TrustStoreNotFound",                       Class::Terminal,  SPEC_REFUSED),
     // The account: its limits ...
     ("InvalidSubnet",                            Class::Slow,      SUBNET_FULL),
@@ -74,7 +74,7 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("TooManyTargetGroups",                      Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyTargets",                           Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyUniqueTargetGroupsPerLoadBalancer", Class::Slow,      QUOTA_EXCEEDED),
-    ("CapacityDecreaseRequestsLimitExceeded",    Class::Slow,      QUOTA_EXCEEDED),
+    ("CapacityDecreaseRequestLimitExceeded",     Class::Slow,      QUOTA_EXCEEDED),
     ("CapacityUnitsLimitExceeded",               Class::Slow,      QUOTA_EXCEEDED),
     ("InsufficientCapacity",                     Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyTrustStoreRevocationEntries",       Class::Slow,      QUOTA_EXCEEDED),
@@ -134,6 +134,8 @@ pub struct Fault {
     pub reason: &'static str,
     /// AWS' own code, if it answered.
     pub code: Option<String>,
+    /// Whether nothing came of the call, for sure.
+    pub undone: bool,
     /// What people read.
     pub message: String,
 }
@@ -141,7 +143,12 @@ pub struct Fault {
 impl Fault {
     /// Before anything was sent.
     pub(super) fn unsent(class: Class, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { class, reason, code: None, message: message.into() }
+        Self { class, reason, code: None, undone: true, message: message.into() }
+    }
+
+    /// The answer did not come, or says nothing.
+    pub(super) fn unknown(message: impl Into<String>) -> Self {
+        Self { undone: false, ..Self::unsent(Class::Transient, UNAVAILABLE, message) }
     }
 
     /// What AWS answered, with the HTTP status.
@@ -158,7 +165,8 @@ impl Fault {
             Some(code) => format!("AWS says {code}: {words}"),
             None => format!("AWS says HTTP {status}: {words}"),
         };
-        Self { class, reason, code: code.map(Into::into), message: Self::advised(reason, message) }
+        let message = Self::advised(reason, message);
+        Self { class, reason, code: code.map(Into::into), undone: status < 500, message }
     }
 
     fn advised(reason: &str, message: String) -> String {
@@ -200,7 +208,7 @@ impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> 
             let message = Self::advised(CREDENTIALS_MISSING, format!("no credentials for AWS: {words}"));
             return Self::unsent(Class::Slow, CREDENTIALS_MISSING, message);
         }
-        Self::unsent(Class::Transient, UNAVAILABLE, format!("AWS did not answer: {words}"))
+        Self::unknown(format!("AWS did not answer: {words}"))
     }
 }
 

@@ -7,11 +7,20 @@ use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 
 use super::action::Action;
 
-/// Half of what AWS gives an account and region for its `Describe*` calls, a bucket of 40 that gains 10 a second
+/// How many calls are made at once, and how often one is made after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// So many at once.
+    pub burst: NonZeroU32,
+    /// Then one so often.
+    pub period: Duration,
+}
+
+/// Half of the bucket that AWS gives an account and region for its `Describe*` calls, which has 40 and gains 10 a second
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/userguide/elb-api-throttling.html>): others live there too.
-const READS: (NonZeroU32, Duration) = (NonZeroU32::new(20).unwrap(), Duration::from_millis(200));
+pub const READ_BURST: NonZeroU32 = NonZeroU32::new(20).unwrap();
 /// What changes something has a smaller bucket.
-const WRITES: (NonZeroU32, Duration) = (NonZeroU32::new(10).unwrap(), Duration::from_millis(500));
+pub const WRITE_BURST: NonZeroU32 = NonZeroU32::new(10).unwrap();
 
 /// Has callers wait so that AWS throttles none of them, however many `MyIngress` there are.
 pub(super) struct Pace {
@@ -20,8 +29,8 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    pub(super) fn new() -> Self {
-        Self { reads: limiter(READS), writes: limiter(WRITES) }
+    pub(super) fn new(reads: Rate, writes: Rate) -> Self {
+        Self { reads: limiter(reads), writes: limiter(writes) }
     }
 
     /// Returns once it is this call's turn.
@@ -34,7 +43,7 @@ impl Pace {
     }
 }
 
-fn limiter((burst, period): (NonZeroU32, Duration)) -> DefaultDirectRateLimiter {
+fn limiter(Rate { burst, period }: Rate) -> DefaultDirectRateLimiter {
     // None only for a period of zero.
     let quota = Quota::with_period(period).unwrap_or(Quota::per_second(burst));
     RateLimiter::direct(quota.allow_burst(burst))
@@ -43,25 +52,25 @@ fn limiter((burst, period): (NonZeroU32, Duration)) -> DefaultDirectRateLimiter 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Timings;
 
     /// What AWS lets through, in the same time: a bucket of 40 that gains 10 a second.
     #[test]
     fn we_stay_below_half_of_what_aws_lets_through() {
-        let (burst, period) = READS;
-        assert!(burst.get() <= 20 && period >= Duration::from_millis(200));
-        let (burst, period) = WRITES;
-        assert!(burst.get() <= 10 && period >= Duration::from_millis(500));
+        let times = Timings::default();
+        assert!(READ_BURST.get() <= 20 && times.aws_read_period >= Duration::from_millis(200));
+        assert!(WRITE_BURST <= READ_BURST && times.aws_write_period >= times.aws_read_period);
     }
 
     #[tokio::test]
     async fn a_bucket_that_is_empty_is_waited_for() {
-        let pace = Pace::new();
-        let burst = READS.0.get();
+        let rate = Rate { burst: READ_BURST, period: Duration::from_millis(100) };
+        let pace = Pace::new(rate, rate);
         let began = std::time::Instant::now();
-        for _ in 0..burst + 2 {
+        for _ in 0..READ_BURST.get() + 2 {
             pace.turn(Action::DescribeTags).await;
         }
-        assert!(began.elapsed() >= READS.1, "two more than there are at once");
+        assert!(began.elapsed() >= rate.period, "two more than there are at once");
         pace.turn(Action::AddTags).await;
     }
 }

@@ -15,6 +15,7 @@ mod fields;
 mod hooks;
 mod installed;
 mod my_app;
+mod my_ingress;
 mod outages;
 mod points;
 mod secrecy;

@@ -29,9 +29,9 @@ impl<C: Balancers> MyIngresses<C> {
         let mark = &Mark { owner, cluster: self.cluster().await? };
         let name = build::name(&pass.ingress);
         let Some(balancer) = self.cloud.find(&name).await? else {
-            return Ok(self.may_yet_appear(&alb).map(|rest| {
+            return Ok(self.may_yet_appear(&alb).then(|| {
                 let words = "AWS was asked for the load balancer a moment ago, and may show it yet: it is deleted then";
-                (Standing::not(Some(alb), DELETING, words), Outcome::RequeueAfter(rest))
+                (Standing::not(Some(alb), DELETING, words), Outcome::Waiting)
             }));
         };
         let deleting = |words: &str| Ok(Some((Standing::not(Some(alb.clone()), DELETING, words), Outcome::Waiting)));

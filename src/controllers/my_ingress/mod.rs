@@ -105,7 +105,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let controller = Arc::new(MyIngresses {
         client: manager.client.clone(),
         ingresses: store.clone(),
-        cloud: Elb::new(manager.fence.clone(), manager.metrics.clone(), timings.aws_timeout),
+        cloud: Elb::new(manager.fence.clone(), manager.metrics.clone(), timings),
         cluster: OnceCell::new(),
         events: manager.events(NAME),
         written: Written::new(trigger.clone()),
@@ -153,12 +153,12 @@ impl<C: Balancers> MyIngresses<C> {
         self.cluster.get_or_try_init(read).await.map(String::as_str)
     }
 
-    /// For how long AWS may still not show a balancer that it was asked for; none once that is over.
-    fn may_yet_appear(&self, alb: &Alb) -> Option<Duration> {
-        let since = Timestamp::now().duration_since(alb.requested_at.as_ref()?.0);
-        // A clock that runs behind the last leader's is no reason to wait for longer.
-        let since = Duration::try_from(since).unwrap_or_default();
-        self.shown_within.checked_sub(since).filter(|rest| !rest.is_zero())
+    /// Whether AWS may still come to show a balancer that it was asked for.
+    fn may_yet_appear(&self, alb: &Alb) -> bool {
+        alb.requested_at.as_ref().is_some_and(|asked| {
+            // The clock of who asked may be ahead of ours.
+            Timestamp::now().duration_since(asked.0).unsigned_abs() < self.shown_within
+        })
     }
 
     async fn act(&self, pass: &mut Pass, owner: &Owner) -> Result<(Standing, Outcome), Error> {

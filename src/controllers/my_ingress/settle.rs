@@ -31,13 +31,18 @@ impl<C: Balancers> MyIngresses<C> {
     /// There is none of that name, as far as AWS shows.
     async fn create(&self, pass: &mut Pass, mark: &Mark<'_>, wanted: &Wanted) -> Result<(Standing, Outcome), Error> {
         let alb = pass.alb.clone().unwrap_or_default();
-        if alb.arn.is_some() && self.may_yet_appear(&alb).is_some() {
+        if alb.arn.is_some() && self.may_yet_appear(&alb) {
             return Ok((appearing(alb), Outcome::Waiting));
         }
         // Known to whoever comes after us, however this ends.
+        let before = pass.alb.clone();
         let asked = Alb { requested_at: Some(Time(Timestamp::now())), tag_keys: keys(pass), ..Alb::default() };
         self.note(pass, asked.clone()).await?;
-        let created = self.cloud.create(wanted).await?;
+        let created = self.cloud.create(wanted).await.inspect_err(|fault| {
+            if fault.undone {
+                pass.alb.clone_from(&before);
+            }
+        })?;
         // The answer may be somebody else's balancer that has these very settings.
         let Some(tags) = self.cloud.tags(&created.arn).await? else {
             let alb = Alb { arn: Some(created.arn), ..asked };
@@ -155,7 +160,11 @@ impl<C: Balancers> MyIngresses<C> {
 
 /// It is ours.
 fn stands(alb: Alb, balancer: &Balancer) -> (Standing, Outcome) {
-    let standing = Standing::of(alb, balancer);
+    let mut standing = Standing::of(alb, balancer);
+    if standing.ready {
+        // It was shown for so long that it is not shown late any more.
+        standing.alb.as_mut().map(|alb| alb.requested_at.take());
+    }
     let outcome = if standing.reason == PROVISIONING { Outcome::Waiting } else { Outcome::Done };
     (standing, outcome)
 }

@@ -33,6 +33,7 @@ pub use self::gate::{Gate, Point};
 use self::layer::Layer;
 pub use self::layer::{Call, Outcome};
 use self::moto::Moto;
+pub use self::moto::api_model;
 use self::network::Network;
 use self::state::State;
 pub use self::views::{Balancer, Listener, Target, TargetGroup};

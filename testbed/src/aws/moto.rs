@@ -136,6 +136,19 @@ fn address(log: &str) -> Option<String> {
 }
 
 /// The folder of the venv that has it. It is installed if it is not there yet, with progress on standard error.
+/// AWS's own model of its `ELBv2` API, as botocore has it: operations, shapes, errors.
+///
+/// # Errors
+/// moto, which brings botocore, cannot be installed, or does not run.
+pub async fn api_model() -> Result<serde_json::Value> {
+    let python = install().await?.join("bin").join("python");
+    let print = "import botocore.loaders, json; \
+        print(json.dumps(botocore.loaders.create_loader().load_service_model('elbv2', 'service-2')))";
+    let output = Command::new(python).args(["-c", print]).stdin(Stdio::null()).kill_on_drop(true).output().await?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
 async fn install() -> Result<PathBuf> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/moto/install.sh");
     let output = Command::new("bash")

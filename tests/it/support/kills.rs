@@ -1,5 +1,6 @@
 //! The operator is killed at each of its writes.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -11,8 +12,8 @@ use super::{Bed, Operator, Settings};
 /// Has `run` be killed at one write after the other, at each of these points side by side, until there is no such write any
 /// more: all must end as it does undisturbed. `run` says whether it came to the kill, and how all of it ends. How many writes
 /// there were, for each point.
-pub async fn at_each_write(points: &[Point], run: impl AsyncFn(Point, u64) -> (bool, Value)) -> Vec<u64> {
-    let (_, undisturbed) = run(Point::Before, u64::MAX).await;
+pub async fn at_each_write<P: Copy + Debug>(points: &[P], run: impl AsyncFn(P, u64) -> (bool, Value)) -> Vec<u64> {
+    let (_, undisturbed) = run(points[0], u64::MAX).await;
     let (run, undisturbed) = (&run, &undisturbed);
     let kills = points.iter().map(|point| async move {
         let mut write = 1;

@@ -5,19 +5,24 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::Value;
+use testbed::aws::{Aws, FOREIGN};
 use testbed::process::{Child, Folder, Program};
 use testbed::wait::until;
 
 use super::{ACCOUNT, Bed, SOON, SYSTEM};
 
 /// What tests change of the defaults: short waits, and every word in the log.
-const FOR_TESTS: [&str; 6] = [
+const FOR_TESTS: [&str; 10] = [
     "--log-level=info,quartermaster=trace",
     "--retry-min=50ms",
     "--retry-max=1s",
     "--stopped-retry=1s",
     "--waiting-min=50ms",
     "--waiting-max=500ms",
+    "--slow-min=100ms",
+    "--slow-max=1s",
+    "--aws-read-period=5ms",
+    "--aws-write-period=5ms",
 ];
 
 /// How an operator is started. The defaults suit most tests: one namespace, no election, short waits.
@@ -51,6 +56,12 @@ impl Settings {
     /// A further variable of its environment.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Has this for AWS.
+    pub fn aws(mut self, aws: &Aws) -> Self {
+        self.env.extend(aws.env());
         self
     }
 
@@ -200,6 +211,8 @@ fn spawn(
 ) -> Child {
     let program =
         Program::new(program).arg("run").args(flags).env("KUBECONFIG", kubeconfig).env_remove("POD_NAMESPACE");
+    // Those of this machine lead to somebody's account.
+    let program = FOREIGN.iter().fold(program, |program, name| program.env_remove(name));
     let program = env.iter().fold(program, |program, (name, value)| program.env(name, value));
     program.spawn(log(folder, start)).unwrap()
 }

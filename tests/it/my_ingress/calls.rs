@@ -1,0 +1,40 @@
+//! What is called in AWS, and what AWS may answer, against AWS's own model of its API.
+
+use std::collections::BTreeSet;
+
+use quartermaster::cloud::action::Action;
+use quartermaster::cloud::fault::CODES;
+use testbed::aws;
+
+use super::*;
+
+/// botocore has the model that AWS makes its SDKs from.
+#[tokio::test]
+async fn every_error_of_the_api_stands_in_the_table() {
+    let model = aws::api_model().await.unwrap();
+    let shapes = model["shapes"].as_object().unwrap();
+    let errors: BTreeSet<_> = shapes.values().filter_map(|shape| shape["error"]["code"].as_str()).collect();
+    let known: BTreeSet<_> = CODES.iter().map(|(code, ..)| *code).collect();
+    assert!(errors.len() > 40, "{errors:?}");
+    let missing: Vec<_> = errors.difference(&known).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// The policy of the documentation lets these through: each is called, and no other.
+#[tokio::test]
+async fn what_is_called_is_what_the_policy_grants() {
+    let site = Site::new("calls").await;
+    let _operator = site.operator().await;
+    let group = site.aws.security_groups().remove(0);
+    site.ingress("web", json!({ "tags": { "a": "1" } })).await;
+    site.ready("web").await;
+    let three = ["subnet-abc", "subnet-def", "subnet-ghi"];
+    let all = json!({ "subnets": three, "securityGroups": [group], "ipAddressType": "dualstack", "tags": { "a": null, "b": "2" } });
+    site.respec("web", all).await;
+    site.ready("web").await;
+    site.bed.delete::<MyIngress>("web").await;
+    site.gone("web").await;
+    let called: BTreeSet<_> = counted(&site.aws.calls()).into_keys().collect();
+    let granted: BTreeSet<_> = Action::ALL.into_iter().map(|action| action.name().to_owned()).collect();
+    assert_eq!(called, granted);
+}

@@ -1,0 +1,83 @@
+//! What the spec says is put right, in AWS and after a change of the spec; what it does not say is left alone.
+
+use super::*;
+
+#[tokio::test]
+async fn all_that_we_set_is_put_right_and_nothing_else() {
+    let site = Site::new("drift").await;
+    let _operator = site.operator().await;
+    let groups = site.aws.security_groups();
+    let spec = json!({ "securityGroups": [groups[0]], "ipAddressType": "dualstack", "tags": { "team": "shop" } });
+    site.ingress("web", spec).await;
+    site.ready("web").await;
+    let made = site.balancer("web").await.unwrap();
+    assert_eq!((made.security_groups.as_slice(), made.tags["team"].as_str()), (&groups[..1], "shop"));
+
+    let arn = made.arn.as_str();
+    site.aws.set_subnets(arn, &["subnet-def", "subnet-ghi"]).await.unwrap();
+    site.aws.set_security_groups(arn, &[&*groups[1]]).await.unwrap();
+    site.aws.set_ip_address_type(arn, "ipv4").await.unwrap();
+    site.aws.tag(arn, "team", "them").await.unwrap();
+    // Not ours to set.
+    site.aws.tag(arn, "cost-centre", "7").await.unwrap();
+    site.aws.protect(arn, true).await.unwrap();
+    site.look_again("web").await;
+    let right = |balancer: &Balancer| {
+        balancer.subnets == made.subnets
+            && balancer.security_groups == made.security_groups
+            && balancer.ip_address_type == "dualstack"
+            && balancer.tags["team"] == "shop"
+    };
+    let mended = site.becomes("web", "is as it was", right).await;
+    assert_eq!(mended.tags["cost-centre"], "7");
+    assert!(mended.deletion_protection);
+    let told = site.bed.event("web", "Updated").await;
+    assert!(told.contains("subnets, IP address type, security groups"), "{told}");
+}
+
+#[tokio::test]
+async fn every_change_of_the_spec_and_back() {
+    let site = Site::new("changes").await;
+    let _operator = site.operator().await;
+    let groups = site.aws.security_groups();
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    let made = site.balancer("web").await.unwrap();
+    let three = ["subnet-abc", "subnet-def", "subnet-ghi"];
+    site.respec("web", json!({ "subnets": three })).await;
+    site.becomes("web", "has three subnets", |balancer| balancer.subnets == three).await;
+    site.respec("web", json!({ "subnets": SUBNETS })).await;
+    site.becomes("web", "has two subnets", |balancer| balancer.subnets == SUBNETS).await;
+    site.respec("web", json!({ "ipAddressType": "dualstack" })).await;
+    site.becomes("web", "has both addresses", |balancer| balancer.ip_address_type == "dualstack").await;
+    site.respec("web", json!({ "ipAddressType": null })).await;
+    site.becomes("web", "has one address", |balancer| balancer.ip_address_type == "ipv4").await;
+    site.respec("web", json!({ "securityGroups": groups })).await;
+    site.becomes("web", "has two groups", |balancer| balancer.security_groups.len() == 2).await;
+    site.respec("web", json!({ "securityGroups": [groups[1]] })).await;
+    site.becomes("web", "has the other group", |balancer| balancer.security_groups == groups[1..]).await;
+    // Which ones it would have without is not known any more.
+    site.respec("web", json!({ "securityGroups": null })).await;
+    site.ready("web").await;
+    site.respec("web", json!({ "tags": { "a": "1", "b": "2" } })).await;
+    site.becomes("web", "has tags", |balancer| balancer.tags.get("b").is_some_and(|b| b == "2")).await;
+    site.ready("web").await;
+    site.aws.tag(&made.arn, "theirs", "x").await.unwrap();
+    site.respec("web", json!({ "tags": { "a": "3", "b": null } })).await;
+    let tagged = site.becomes("web", "has one tag", |balancer| !balancer.tags.contains_key("b")).await;
+    assert_eq!((tagged.tags["a"].as_str(), tagged.tags["theirs"].as_str()), ("3", "x"));
+    site.respec("web", json!({ "tags": null })).await;
+    let bare = site.becomes("web", "has none", |balancer| !balancer.tags.contains_key("a")).await;
+    assert_eq!(bare.security_groups, groups[1..]);
+    let ready = site.ready("web").await;
+    assert_eq!(ready.status.unwrap().alb.unwrap().tag_keys, [""; 0]);
+    assert_eq!(bare.arn, made.arn);
+
+    // AWS refuses what is not in the balancer's VPC; the one that stands goes on.
+    site.respec("web", json!({ "subnets": testbed::aws::OTHER_SUBNETS })).await;
+    let words = site.says("web", "SpecRefused").await;
+    assert!(words.starts_with("AWS says "), "{words}");
+    assert_eq!(site.balancer("web").await.unwrap().subnets, SUBNETS);
+    site.respec("web", json!({ "subnets": SUBNETS })).await;
+    site.ready("web").await;
+}

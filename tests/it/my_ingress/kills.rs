@@ -1,0 +1,93 @@
+//! The operator is killed at each call of AWS, before it is sent and after it was done: in the end there is exactly one
+//! balancer, or none.
+
+use testbed::aws::{On, Point};
+
+use super::*;
+use crate::support::at_each_write;
+
+/// Plays `scene` with an operator that is killed at this call, and started again. Whether it came to that.
+async fn killed_at<T>(site: &Site, point: Point, call: u64, scene: impl Future<Output = T>) -> (bool, T) {
+    let gate = site.aws.gate(On::all(), call, point);
+    let mut operator = Operator::launch(&site.bed, site.settings()).await;
+    let kill = async {
+        gate.reached(SOON * 10).await.unwrap();
+        operator.kill();
+        gate.cut();
+        operator.restart();
+        std::future::pending::<()>().await;
+    };
+    let given = tokio::select! {
+        given = scene => given,
+        () = kill => unreachable!(),
+    };
+    drop(operator);
+    (gate.was_reached(), given)
+}
+
+/// What is left of a balancer's tags without UIDs.
+fn plain(balancer: &Balancer) -> Value {
+    let tags: BTreeMap<_, _> = balancer.tags.iter().filter(|(key, _)| !key.contains("quartermaster.dev/o")).collect();
+    json!([balancer.subnets, balancer.security_groups.len(), balancer.ip_address_type, tags])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_at_any_call_leaves_one_balancer_or_none() {
+    let site = Site::new("killed").await;
+    let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
+        // One AWS for each of the two, which play side by side.
+        let site = match point {
+            Point::Before => site.another(Plane::Shared(testbed::shared().await.unwrap()), "killed").await,
+            Point::After => Site::new("killed").await,
+        };
+        site.aws.provisioning(std::time::Duration::ZERO);
+        let scene = async {
+            site.ingress("web", json!({ "tags": { "team": "a" } })).await;
+            site.ready("web").await;
+            let group = site.aws.security_groups().remove(0);
+            let third = ["subnet-abc", "subnet-def", "subnet-ghi"];
+            let changed = json!({ "subnets": third, "securityGroups": [group], "ipAddressType": "dualstack" });
+            let mut changed = changed;
+            changed["tags"] = json!({ "team": null, "stage": "test" });
+            site.respec("web", changed).await;
+            site.ready("web").await;
+            let balancers = site.aws.balancers().await.unwrap();
+            assert_eq!(balancers.len(), 1);
+            site.bed.delete::<MyIngress>("web").await;
+            site.gone("web").await;
+            assert_eq!(site.aws.balancers().await.unwrap(), []);
+            plain(&balancers[0])
+        };
+        Box::pin(killed_at(&site, point, call, scene)).await
+    });
+    let calls = Box::pin(calls).await;
+    // Look, create, look whose; look, whose, two for tags, three for the rest; look, whose, delete, look.
+    assert!(calls.iter().all(|calls| *calls >= 14), "{calls:?} calls");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_while_one_is_taken_over_leaves_it_taken_over() {
+    let site = Site::new("killed").await;
+    site.aws.provisioning(std::time::Duration::ZERO);
+    for point in [Point::Before, Point::After] {
+        let points = [point];
+        let calls = at_each_write(&points, async |point, call| {
+            let site = site.another(Plane::Shared(testbed::shared().await.unwrap()), "killed").await;
+            let adopt = [("ManagedBy", "kopf"), ("quartermaster.dev/adopt-by", &*site.path("web"))];
+            let arn = site.aws.create("web-alb", &SUBNETS, "internet-facing", &adopt).await.unwrap();
+            let scene = async {
+                site.ingress("web", json!({})).await;
+                site.ready("web").await;
+                let balancer = site.balancer("web").await.unwrap();
+                assert_eq!(balancer.arn, arn);
+                assert_eq!(balancer.tags["quartermaster.dev/owner"], site.path("web"));
+                plain(&balancer)
+            };
+            let came = Box::pin(killed_at(&site, point, call, scene)).await;
+            site.aws.delete(&arn).await.unwrap();
+            came
+        });
+        let calls = Box::pin(calls).await;
+        assert!(calls[0] >= 4, "look, whose, mark, take the consent away: {calls:?}");
+    }
+}

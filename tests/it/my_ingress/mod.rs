@@ -1,0 +1,146 @@
+//! `MyIngress` against moto, which stands in for AWS, behind the testbed's layer of AWS's own rules and of faults.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kube::ResourceExt as _;
+use kube::api::Api;
+use quartermaster::api::MyIngress;
+use serde_json::{Value, json};
+use testbed::aws::{Aws, Balancer, Call};
+use testbed::control_plane::audit::Mark;
+use testbed::wait::until;
+
+use crate::support::{ACCOUNT, Bed, Operator, Plane, SOON, SYSTEM, Settings};
+
+mod calls;
+mod drift;
+mod ending;
+mod kills;
+mod outages;
+mod ownership;
+mod rest;
+mod walkthrough;
+
+/// The document's subnets, which the testbed has.
+const SUBNETS: [&str; 2] = ["subnet-abc", "subnet-def"];
+
+/// A namespace, and an AWS of its own.
+struct Site {
+    bed: Bed,
+    aws: Aws,
+}
+
+impl Site {
+    async fn new(name: &str) -> Self {
+        Self { bed: Bed::shared(name).await, aws: Aws::start().await.unwrap() }
+    }
+
+    /// Another namespace with the same AWS.
+    async fn another(&self, plane: Plane, name: &str) -> Self {
+        Self { bed: Bed::on(plane, name).await, aws: self.aws.clone() }
+    }
+
+    /// An operator that has this AWS.
+    fn settings(&self) -> Settings {
+        Settings::default().aws(&self.aws)
+    }
+
+    async fn operator(&self) -> Operator {
+        Operator::start(&self.bed, self.settings()).await
+    }
+
+    /// A `MyIngress` with the document's subnets, and this.
+    async fn ingress(&self, name: &str, more: Value) -> MyIngress {
+        let mut spec = json!({ "subnets": SUBNETS });
+        for (field, value) in more.as_object().unwrap() {
+            spec[field] = value.clone();
+        }
+        self.bed.create(name, json!({ "spec": spec })).await
+    }
+
+    async fn respec(&self, name: &str, spec: Value) {
+        self.bed.patch::<MyIngress>(name, json!({ "spec": spec })).await;
+    }
+
+    /// Has AWS looked at again now.
+    async fn look_again(&self, name: &str) {
+        let now = uuid::Uuid::new_v4().to_string();
+        let asked = json!({ "metadata": { "annotations": { "quartermaster.dev/requested-at": now } } });
+        self.bed.patch::<MyIngress>(name, asked).await;
+    }
+
+    /// Waits until it gives this reason for its generation; its words.
+    async fn says(&self, name: &str, reason: &str) -> String {
+        let ingress =
+            self.bed.until(name, reason, |ingress: &MyIngress| says(ingress).0 == reason && up_to_date(ingress));
+        says(&ingress.await).1
+    }
+
+    async fn ready(&self, name: &str) -> MyIngress {
+        self.says(name, "Ready").await;
+        self.bed.api().get(name).await.unwrap()
+    }
+
+    /// Waits until the object is gone.
+    async fn gone(&self, name: &str) {
+        let api: Api<MyIngress> = self.bed.api();
+        until(format!("{name} is gone"), SOON, async || Ok(api.get_opt(name).await?.is_none().then_some(())))
+            .await
+            .unwrap();
+    }
+
+    /// What AWS has of that `MyIngress`.
+    async fn balancer(&self, name: &str) -> Option<Balancer> {
+        self.aws.balancer(&format!("{name}-alb")).await.unwrap()
+    }
+
+    /// Waits until the balancer is so.
+    async fn becomes(&self, name: &str, what: &str, is: impl Fn(&Balancer) -> bool) -> Balancer {
+        until(format!("the balancer of {name} {what}"), SOON, async || {
+            Ok(self.balancer(name).await.filter(|balancer| is(balancer)))
+        })
+        .await
+        .unwrap()
+    }
+
+    /// The operator's writes since then in this namespace, but for Events.
+    async fn writes(&self, since: Mark) -> Vec<String> {
+        let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+        let requests = self.bed.plane.audit().requests(since).await.unwrap().into_iter().map(|request| request.subject);
+        requests
+            .filter(|it| it.is_write() && it.user == operator && it.namespace == self.bed.namespace)
+            .filter(|it| it.resource != "events")
+            .map(|it| format!("{} {}", it.verb, it.resource))
+            .collect()
+    }
+
+    /// `NAMESPACE/NAME`.
+    fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.bed.namespace)
+    }
+}
+
+/// Reason and words of the condition.
+fn says(ingress: &MyIngress) -> (String, String) {
+    let conditions = ingress.status.as_ref().map(|status| &*status.conditions).unwrap_or_default();
+    conditions.first().map(|condition| (condition.reason.clone(), condition.message.clone())).unwrap_or_default()
+}
+
+fn up_to_date(ingress: &MyIngress) -> bool {
+    ingress.status.as_ref().is_some_and(|status| status.observed_generation == ingress.metadata.generation)
+}
+
+/// What the calls are, counted.
+fn counted(calls: &[Arc<Call>]) -> BTreeMap<String, usize> {
+    let mut counted = BTreeMap::new();
+    for call in calls {
+        *counted.entry(call.action.clone()).or_default() += 1;
+    }
+    counted
+}
+
+/// Those of them that may change something.
+fn changing(calls: &[Arc<Call>]) -> Vec<String> {
+    calls.iter().filter(|call| !call.is_read()).map(|call| call.action.clone()).collect()
+}

@@ -1,0 +1,111 @@
+//! AWS is slow, down, or says no.
+
+use std::time::Duration;
+
+use rstest::rstest;
+use testbed::aws::{Fault, On, Times};
+
+use super::*;
+
+/// It is said, tried again, and in the end there is one balancer.
+#[rstest]
+#[case::throttled(Fault::Throttled, "Throttled")]
+#[case::failing(Fault::internal_failure(), "AWSUnavailable")]
+#[case::unavailable(Fault::Bare(503), "AWSUnavailable")]
+#[case::cut_before(Fault::CutBefore, "AWSUnavailable")]
+#[case::cut_after(Fault::CutAfter, "AWSUnavailable")]
+#[case::silent(Fault::Hang, "AWSUnavailable")]
+#[case::expired(Fault::Expired, "CredentialsMissing")]
+#[case::quota(
+    Fault::code("TooManyLoadBalancers", "The maximum number of load balancers has been reached"),
+    "QuotaExceeded"
+)]
+#[case::denied(Fault::code("AccessDenied", "User is not authorized to perform"), "AccessDenied")]
+#[case::full(Fault::code("InvalidSubnet", "Not enough IP space available in subnet-abc"), "SubnetFull")]
+#[case::taken(Fault::code("DuplicateLoadBalancerName", "A load balancer with that name already exists"), "NameTaken")]
+#[case::new_to_us(Fault::code("NeverHeardOf", "words"), "Refused")]
+#[tokio::test]
+async fn at_the_creation(#[case] fault: Fault, #[case] reason: &str) {
+    let site = Site::new("fault").await;
+    let order = site.aws.fault(On::action("CreateLoadBalancer"), Times::Always, fault);
+    let _operator = Operator::start(&site.bed, site.settings().flag("--aws-timeout=1s")).await;
+    site.ingress("web", json!({})).await;
+    site.says("web", reason).await;
+    if order.hits() < 2 && site.balancer("web").await.is_none() {
+        order.wait_for_hits(2, SOON).await.unwrap();
+    }
+    order.take_back();
+    site.ready("web").await;
+    assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
+}
+
+/// One refusal of what only another spec changes, and no second call.
+#[tokio::test]
+async fn what_only_the_spec_can_mend_is_not_tried_again() {
+    let site = Site::new("terminal").await;
+    let _operator = site.operator().await;
+    site.ingress("web", json!({ "securityGroups": ["sg-0000"] })).await;
+    let words = site.says("web", "SpecRefused").await;
+    assert!(words.starts_with("AWS says InvalidSecurityGroup: "), "{words}");
+    // Another one is done with meanwhile.
+    site.ingress("marker", json!({})).await;
+    site.ready("marker").await;
+    let names = |name: &str| {
+        let of = |call: &&Arc<Call>| call.params.get("Name").is_some_and(|it| *it == format!("{name}-alb"));
+        site.aws.calls().iter().filter(of).count()
+    };
+    assert_eq!((names("web"), names("marker")), (1, 1));
+    site.respec("web", json!({ "securityGroups": null })).await;
+    site.ready("web").await;
+}
+
+/// A describe does not show a new balancer for a while: it is created once all the same.
+#[tokio::test]
+async fn shown_late() {
+    let site = Site::new("late").await;
+    site.aws.hide_new(Duration::from_secs(5));
+    let _operator = site.operator().await;
+    let since = site.bed.plane.audit().mark().await.unwrap();
+    site.ingress("web", json!({})).await;
+    let words = site.says("web", "Creating").await;
+    assert!(words.contains("does not show it yet"), "{words}");
+    site.ready("web").await;
+    assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
+    assert_eq!(counted(&site.aws.calls())["CreateLoadBalancer"], 1);
+    let writes = site.writes(since).await;
+    assert!(writes.len() <= 5, "the finalizer, that it is asked for, Creating, Provisioning, Ready: {writes:?}");
+}
+
+/// In the middle of its life: what was active stays in the status, the reason says what is wrong.
+#[tokio::test]
+async fn credentials_that_expire_and_come_back() {
+    let site = Site::new("expired").await;
+    let operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    let ready = site.ready("web").await;
+    site.aws.access_key(testbed::aws::ACCESS_KEY, true);
+    site.look_again("web").await;
+    let words = site.says("web", "CredentialsMissing").await;
+    assert!(words.contains("ExpiredToken") && words.contains("docs/my-ingress.md"), "{words}");
+    let ill: MyIngress = site.bed.api().get("web").await.unwrap();
+    assert_eq!(ill.status.unwrap().alb, ready.status.unwrap().alb);
+    // Everything else works.
+    assert_eq!(operator.probe("readyz").await.unwrap().0, 200);
+    site.aws.access_key(testbed::aws::ACCESS_KEY, false);
+    site.ready("web").await;
+}
+
+#[tokio::test]
+async fn without_credentials() {
+    let site = Site::new("nobody").await;
+    let mut settings = site.settings();
+    settings.env.retain(|(name, _)| !name.contains("KEY"));
+    let operator = Operator::start(&site.bed, settings).await;
+    site.ingress("web", json!({})).await;
+    let words = site.says("web", "CredentialsMissing").await;
+    assert!(words.contains("docs/my-ingress.md"), "{words}");
+    assert_eq!(site.aws.calls().len(), 0);
+    assert_eq!(operator.probe("readyz").await.unwrap().0, 200);
+    site.bed.delete::<MyIngress>("web").await;
+    site.gone("web").await;
+}

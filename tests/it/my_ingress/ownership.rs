@@ -1,0 +1,191 @@
+//! Whose a balancer is: what is not ours is never changed, never deleted, never claimed.
+
+use testbed::aws::{On, Point};
+
+use super::*;
+
+const UID: &str = "quartermaster.dev/owner-uid";
+const CLUSTER: &str = "quartermaster.dev/cluster";
+const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
+
+/// Carries out the command that a condition shows, word for word.
+async fn hand_over(site: &Site, words: &str) {
+    let (_, commands) = words.split_once("to hand it over: ").unwrap();
+    let (aws, kubectl) = commands.split_once(" && ").unwrap();
+    let aws: Vec<_> = aws.split(' ').collect();
+    assert_eq!(aws[..4], ["aws", "elbv2", "add-tags", "--resource-arns"]);
+    assert_eq!(aws[5], "--tags");
+    let (key, value) = aws[6].strip_prefix("Key=").unwrap().split_once(",Value=").unwrap();
+    site.aws.tag(aws[4], key, value).await.unwrap();
+    let again = kubectl.strip_prefix("kubectl ").unwrap().replace("\"$(date +%s)\"", "1");
+    site.bed.plane.run_kubectl(&again.split(' ').collect::<Vec<_>>(), "").await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
+    let site = Site::new("foreign").await;
+    let _operator = site.operator().await;
+    let ours = site.path("a");
+    let cases: [(&str, &[(&str, &str)], &str); 5] = [
+        ("untagged", &[], "is not ours"),
+        ("kopf", &[("ManagedBy", "kopf")], "is not ours"),
+        ("byname", &[("ManagedBy", "quartermaster"), ("quartermaster.dev/owner", &ours)], "is not ours"),
+        (
+            "elsewhere",
+            &[(CLUSTER, "other"), (UID, "u"), ("quartermaster.dev/owner", "shop/elsewhere")],
+            "of cluster other",
+        ),
+        ("promised", &[(ADOPT_BY, "shop/another")], "is not ours"),
+    ];
+    for (name, tags, whose) in cases {
+        // Of other settings, so that what is handed over is also put right.
+        let subnets = ["subnet-abc", "subnet-ghi"];
+        let arn = site.aws.create(&format!("{name}-alb"), &subnets, "internet-facing", tags).await.unwrap();
+        let before = site.balancer(name).await.unwrap();
+        site.aws.clear();
+        site.ingress(name, json!({})).await;
+        let words = site.says(name, "Conflict").await;
+        assert!(words.contains(whose), "{words}");
+        site.look_again(name).await;
+        site.aws.wait_for(SOON, |calls| calls.len() >= 4).await.unwrap();
+        site.says(name, "Conflict").await;
+        assert_eq!(changing(&site.aws.calls()), [""; 0], "{name}");
+        let ingress: MyIngress = site.bed.api().get(name).await.unwrap();
+        let alb = ingress.status.unwrap().alb.unwrap();
+        assert_eq!((alb.arn, alb.dns), (None, None), "another's is not shown as ours");
+
+        hand_over(&site, &words).await;
+        site.ready(name).await;
+        let after = site.balancer(name).await.unwrap();
+        assert_eq!((after.arn.as_str(), after.dns.as_str()), (arn.as_str(), before.dns.as_str()));
+        assert_eq!((after.tags["ManagedBy"].as_str(), after.tags.get(ADOPT_BY)), ("quartermaster", None));
+        assert_eq!(after.tags["quartermaster.dev/owner"], site.path(name));
+        assert_eq!(after.subnets, SUBNETS);
+        let told = site.bed.event(name, "Adopted").await;
+        assert!(told.contains(&arn), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn with_its_tags_stripped_it_is_not_ours_any_more() {
+    let site = Site::new("stripped").await;
+    let _operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    let made = site.balancer("web").await.unwrap();
+
+    // What proves nothing is put back.
+    for key in ["ManagedBy", "quartermaster.dev/owner"] {
+        site.aws.untag(&made.arn, key).await.unwrap();
+        site.look_again("web").await;
+        let whole = site.becomes("web", "has its tags again", |balancer| balancer.tags == made.tags).await;
+        assert_eq!(whole.arn, made.arn);
+    }
+    for key in made.tags.keys() {
+        site.aws.untag(&made.arn, key).await.unwrap();
+    }
+    site.aws.clear();
+    site.look_again("web").await;
+    let words = site.says("web", "Conflict").await;
+    site.bed.delete::<MyIngress>("web").await;
+    site.gone("web").await;
+    assert_eq!(changing(&site.aws.calls()), [""; 0]);
+    assert_eq!(site.balancer("web").await.unwrap().tags, BTreeMap::new());
+
+    // Its ARN in a status proves nothing either, nor does what the document's program left there.
+    let status = json!({ "alb": { "arn": made.arn, "dns": made.dns }, "create_ingress": { "alb-arn": made.arn } });
+    let kopf = json!({ "kopf.zalando.org/last-handled-configuration": "{}\n" });
+    let spec = json!({ "subnets": SUBNETS, "suspend": true });
+    let _: MyIngress = site.bed.create("web", json!({ "metadata": { "annotations": kopf }, "spec": spec })).await;
+    site.says("web", "Suspended").await;
+    let patch = kube::api::Patch::Merge(json!({ "status": status }));
+    site.bed.api::<MyIngress>().patch_status("web", &Default::default(), &patch).await.unwrap();
+    site.respec("web", json!({ "suspend": false })).await;
+    assert_eq!(site.says("web", "Conflict").await, words);
+    assert_eq!(changing(&site.aws.calls()), [""; 0]);
+    hand_over(&site, &words).await;
+    site.ready("web").await;
+    site.bed.delete::<MyIngress>("web").await;
+    site.gone("web").await;
+    assert_eq!(site.aws.balancers().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn of_two_of_one_name_the_second_is_refused() {
+    let site = Site::new("first").await;
+    let other = site.another(site.bed.plane.clone(), "second").await;
+    let flag = format!("--watch-namespace={},{}", site.bed.namespace, other.bed.namespace);
+    let _operator = Operator::start(&site.bed, site.settings().flag(&flag)).await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    let made = site.balancer("web").await.unwrap();
+    site.aws.clear();
+    other.ingress("web", json!({})).await;
+    let words = other.says("web", "NameTaken").await;
+    assert!(words.starts_with(&format!("load balancer web-alb is that of MyIngress {}", site.path("web"))), "{words}");
+    // It goes without a trace, ...
+    other.bed.delete::<MyIngress>("web").await;
+    other.gone("web").await;
+    assert_eq!(changing(&site.aws.calls()), [""; 0]);
+    assert_eq!(site.aws.balancers().await.unwrap(), std::slice::from_ref(&made));
+    // ... or has its turn once the first is gone.
+    other.ingress("web", json!({})).await;
+    other.says("web", "NameTaken").await;
+    site.bed.delete::<MyIngress>("web").await;
+    other.ready("web").await;
+    assert_ne!(other.balancer("web").await.unwrap().arn, made.arn);
+}
+
+/// AWS answers with whatever has the name and the settings.
+#[tokio::test]
+async fn one_that_came_in_between_is_not_claimed() {
+    let site = Site::new("between").await;
+    let gate = site.aws.gate(On::action("CreateLoadBalancer"), 1, Point::Before);
+    let _operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    gate.reached(SOON).await.unwrap();
+    let theirs = site.aws.create("web-alb", &SUBNETS, "internet-facing", &[]).await.unwrap();
+    gate.release();
+    site.says("web", "Conflict").await;
+    site.bed.delete::<MyIngress>("web").await;
+    site.gone("web").await;
+    let left = site.aws.balancers().await.unwrap();
+    assert_eq!((left.len(), &left[0].arn, left[0].tags.len()), (1, &theirs, 0));
+    assert_eq!(changing(&site.aws.calls()), ["CreateLoadBalancer"]);
+}
+
+/// All UIDs are new after a restore from a backup, and the status is gone.
+#[tokio::test]
+async fn what_was_restored_is_taken_back() {
+    let site = Site::new("restored").await;
+    let operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    let made = site.balancer("web").await.unwrap();
+    drop(operator);
+    site.bed.delete::<MyIngress>("web").await;
+    site.bed.patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } })).await;
+    site.gone("web").await;
+    let restored = site.ingress("web", json!({})).await;
+    let _operator = site.operator().await;
+    site.ready("web").await;
+    let taken = site.balancer("web").await.unwrap();
+    assert_eq!((taken.arn, &taken.tags[UID]), (made.arn, &restored.uid().unwrap()));
+}
+
+/// What nobody can change is said before anything is claimed.
+#[tokio::test]
+async fn of_another_scheme_it_cannot_be_taken_over() {
+    let site = Site::new("scheme").await;
+    let _operator = site.operator().await;
+    let adopt = [(ADOPT_BY, &*site.path("web"))];
+    site.aws.create("web-alb", &SUBNETS, "internal", &adopt).await.unwrap();
+    site.ingress("web", json!({})).await;
+    let words = site.says("web", "NotAlike").await;
+    assert!(words.starts_with("load balancer web-alb is internal"), "{words}");
+    assert_eq!(changing(&site.aws.calls()), [""; 0]);
+    site.bed.delete::<MyIngress>("web").await;
+    site.gone("web").await;
+    site.ingress("web", json!({ "scheme": "internal" })).await;
+    site.ready("web").await;
+}
