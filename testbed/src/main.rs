@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use kube::config::Kubeconfig;
+use testbed::aws::{self, Aws, Call, Outcome};
 use testbed::bot_api::{BotApi, Chat, Kind};
 use testbed::control_plane::kubeconfig;
 use testbed::receiver::{Receiver, Request};
@@ -40,6 +41,16 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         urls_out: PathBuf,
     },
+    /// Start a stand-in for AWS's load balancers that prints the calls that change something, until Ctrl-C, SIGTERM or the
+    /// end of the parent process.
+    Aws {
+        /// Write the environment of a process that is to use it to this file, as shell text: source it.
+        #[arg(long, value_name = "FILE")]
+        env_out: PathBuf,
+        /// An instance that can be a target, and the zone it runs in; repeatable. The subnets are in a, b and c.
+        #[arg(long, value_name = "ZONE:ID", value_parser = instance)]
+        instance: Vec<(char, String)>,
+    },
     /// Write a kubeconfig that has a `ServiceAccount`'s rights, with a token good for 24 hours.
     ServiceAccountKubeconfig {
         /// The `ServiceAccount`'s namespace.
@@ -64,6 +75,16 @@ async fn main() -> Result<()> {
         Command::Receivers { token, chat, urls_out } => {
             let mut end = Signals::new()?;
             let _receivers = start_receivers(&token, chat, &urls_out)?;
+            end.wait().await;
+            Ok(())
+        }
+        Command::Aws { env_out, instance } => {
+            let mut end = Signals::new()?;
+            let started = tokio::select! {
+                () = end.wait() => return Ok(()),
+                started = start_aws(&env_out, &instance) => started,
+            };
+            let _aws = started?;
             end.wait().await;
             Ok(())
         }
@@ -115,11 +136,48 @@ fn start_receivers(token: &str, chat: i64, urls_out: &Path) -> Result<(BotApi, R
     telegram.on_rejected(|rejected| say("Telegram refused a request", &rejected.description));
     let webhook = Receiver::start()?;
     webhook.on_request(|request| say(&format!("Webhook, {} {}", request.method, request.path), &shown(request)));
-    let urls = format!("TELEGRAM_API_URL={}\nWEBHOOK_URL={}\n", telegram.url(), webhook.url());
-    // Whoever waits for the file must find all of it.
-    let part = urls_out.with_extension("part");
-    std::fs::write(&part, urls).and_then(|()| std::fs::rename(&part, urls_out)).context("writing the URLs")?;
+    write_whole(urls_out, &format!("TELEGRAM_API_URL={}\nWEBHOOK_URL={}\n", telegram.url(), webhook.url()))?;
     Ok((telegram, webhook))
+}
+
+/// It runs until it is dropped.
+async fn start_aws(env_out: &Path, instances: &[(char, String)]) -> Result<Aws> {
+    let stand_in = Aws::start().await?;
+    for (zone, id) in instances {
+        stand_in.add_instance(id, *zone);
+    }
+    stand_in.on_call(|call| {
+        if !call.is_read() {
+            say(&format!("AWS, {}", call.action), &shown_call(call));
+        }
+    });
+    let mut text = format!("unset {}\n", aws::FOREIGN.join(" "));
+    // No value of ours has a quote in it.
+    text.extend(stand_in.env().into_iter().map(|(name, value)| format!("export {name}='{value}'\n")));
+    write_whole(env_out, &text)?;
+    Ok(stand_in)
+}
+
+fn instance(value: &str) -> Result<(char, String), String> {
+    let known = value.split_once(':').and_then(|(zone, id)| Some((zone.parse().ok()?, id.to_owned())));
+    known.ok_or_else(|| "write it as a:i-0123456789abcdef0".to_owned())
+}
+
+fn shown_call(call: &Call) -> String {
+    let params = call.params.iter().map(|(name, value)| format!("{name}: {value}\n"));
+    let answer = match &call.answer {
+        Outcome::Answered { http, code } => format!("-> {http} {}", code.as_deref().unwrap_or_default()),
+        Outcome::Cut => "-> no answer".to_owned(),
+    };
+    params.chain([answer]).collect()
+}
+
+/// Whoever waits for the file finds all of it.
+fn write_whole(file: &Path, text: &str) -> Result<()> {
+    let part = file.with_extension("part");
+    std::fs::write(&part, text)
+        .and_then(|()| std::fs::rename(&part, file))
+        .with_context(|| format!("writing {}", file.display()))
 }
 
 /// The headers that say what a webhook's body is and prove where it is from, and the body. Other headers stay out: one

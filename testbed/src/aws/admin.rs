@@ -17,7 +17,7 @@ impl Aws {
     /// AWS's own.
     pub async fn ask(&self, action: &str, params: &[(&str, &str)]) -> Result<String, Refused> {
         let result = self.layer.perform(Form::elb(action, params)).await?;
-        Ok(answer::body(action, result))
+        Ok(answer::body(action, &answer::request_id(), result))
     }
 
     async fn call(&self, action: &str, params: &[(&str, &str)], lists: &[(&str, &[&str])]) -> Result<String, Refused> {
@@ -28,7 +28,7 @@ impl Aws {
         }
         let result = rules::members(self.layer.perform(form).await?);
         let first = result.first();
-        let arn = ["LoadBalancerArn", "TargetGroupArn", "ListenerArn"]
+        let arn = ["ListenerArn", "TargetGroupArn", "LoadBalancerArn"]
             .iter()
             .filter_map(|name| first.map(|item| item.get(name)))
             .find(|arn| !arn.is_empty());

@@ -47,7 +47,7 @@ impl Refused {
         Self::with_status(500, "InternalFailure", format!("the testbed: {error:#}"))
     }
 
-    fn body(&self) -> String {
+    fn body(&self, request: &str) -> String {
         let kind = if self.http < 500 { "Sender" } else { "Receiver" };
         let error = Element::with(
             "Error",
@@ -58,7 +58,7 @@ impl Refused {
             ],
         );
         let mut body = String::new();
-        let whole = Element::with("ErrorResponse", vec![error, Element::text("RequestId", request_id())]);
+        let whole = Element::with("ErrorResponse", vec![error, Element::text("RequestId", request)]);
         whole.render_with(&mut body, NAMESPACE);
         body
     }
@@ -68,8 +68,8 @@ impl Refused {
 pub(super) type Done = Result<Vec<Element>, Refused>;
 
 /// The body of a good answer.
-pub(super) fn body(action: &str, result: Vec<Element>) -> String {
-    let metadata = Element::with("ResponseMetadata", vec![Element::text("RequestId", request_id())]);
+pub(super) fn body(action: &str, request: &str, result: Vec<Element>) -> String {
+    let metadata = Element::with("ResponseMetadata", vec![Element::text("RequestId", request)]);
     let result = Element::with(&format!("{action}Result"), result);
     let mut body = String::new();
     Element::with(&format!("{action}Response"), vec![result, metadata]).render_with(&mut body, NAMESPACE);
@@ -78,23 +78,21 @@ pub(super) fn body(action: &str, result: Vec<Element>) -> String {
 
 /// The whole answer.
 pub(super) fn reply(action: &str, done: Done) -> Reply {
-    match done {
-        Ok(result) => xml(StatusCode::OK, body(action, result)),
+    let request = request_id();
+    let (status, body) = match done {
+        Ok(result) => (StatusCode::OK, body(action, &request, result)),
         Err(refused) => {
             let status = StatusCode::from_u16(refused.http).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            xml(status, refused.body())
+            (status, refused.body(&request))
         }
-    }
-}
-
-fn xml(status: StatusCode, body: String) -> Reply {
+    };
     let mut reply = Reply::status(status).header(header::CONTENT_TYPE, HeaderValue::from_static("text/xml")).body(body);
-    if let Ok(id) = HeaderValue::from_str(&request_id()) {
+    if let Ok(id) = HeaderValue::from_str(&request) {
         reply = reply.header(HeaderName::from_static("x-amzn-requestid"), id);
     }
     reply
 }
 
-fn request_id() -> String {
+pub(super) fn request_id() -> String {
     uuid::Uuid::new_v4().to_string()
 }

@@ -53,12 +53,11 @@ pub const OTHER_SUBNETS: [&str; 2] = ["subnet-uvw", "subnet-xyz"];
 
 /// Variables by which a process could get credentials or an endpoint elsewhere: they are to be removed for one that is to
 /// use this.
-pub const FOREIGN: [&str; 13] = [
+pub const FOREIGN: [&str; 12] = [
     "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_DEFAULT_REGION",
     "AWS_ENDPOINT_URL_ELASTIC_LOAD_BALANCING_V2",
     "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
     "AWS_PROFILE",
@@ -106,6 +105,7 @@ impl Aws {
         let variables = [
             ("AWS_ENDPOINT_URL", self.url()),
             ("AWS_REGION", REGION.to_owned()),
+            ("AWS_DEFAULT_REGION", REGION.to_owned()), // other SDKs and the CLI ask for this one
             ("AWS_ACCESS_KEY_ID", ACCESS_KEY.to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "nobody-checks-this".to_owned()),
             ("AWS_EC2_METADATA_DISABLED", "true".to_owned()),

@@ -1,8 +1,11 @@
 //! moto's server, as a child process: it keeps balancers, target groups and listeners, and the network around them.
+//!
+//! It takes a second and 200 MB, so there is one for all of this process, and an account in it for each stand-in.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -13,6 +16,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tokio::process::Command;
+use tokio::sync::OnceCell;
 
 use super::REGION;
 use super::answer::{Done, Refused};
@@ -27,23 +31,34 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 const EC2_VERSION: &str = "2016-11-15";
 
-pub(super) struct Moto {
+/// The process. It dies with this one.
+struct Running {
     child: Mutex<Child>, // dropped before the folder: nobody writes to it any more
     base: String,
     client: Client<HttpConnector, Full<Bytes>>,
     folder: Folder,
 }
 
-impl Moto {
+/// An account of its own.
+pub(super) struct Moto {
+    running: &'static Running,
+    account: HeaderValue,
+}
+
+impl Running {
     /// Starts it on a free port of 127.0.0.1, and waits until it listens.
-    pub(super) async fn start() -> Result<Self> {
+    async fn start() -> Result<Self> {
         let program = install().await?.join("bin").join("moto_server");
         let folder = Folder::new()?;
-        let mut child = Program::new(program)
-            .args(["-H", "127.0.0.1", "-p", "0"])
-            .env("PYTHONUNBUFFERED", "1")
-            .env("NO_COLOR", "1")
-            .spawn(folder.path().join("moto.log"))?;
+        let mut program = Program::new(program).args(["-H", "127.0.0.1", "-p", "0"]).env("PYTHONUNBUFFERED", "1");
+        // Nothing of the user's own is looked at, and no account is given to all.
+        for name in ["AWS_PROFILE", "AWS_DEFAULT_PROFILE", "MOTO_ACCOUNT_ID", "PYTHONHOME", "PYTHONPATH"] {
+            program = program.env_remove(name);
+        }
+        for name in ["AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"] {
+            program = program.env(name, "/dev/null");
+        }
+        let mut child = program.spawn(folder.path().join("moto.log"))?;
         let base = wait::until("moto's address in its log", PATIENCE, async || {
             child.check_running()?;
             Ok(address(&child.log_text()?))
@@ -53,10 +68,21 @@ impl Moto {
         let client = Client::builder(TokioExecutor::new()).build_http();
         Ok(Self { child: Mutex::new(child), base, client, folder })
     }
+}
 
-    /// A folder that lives as long as it.
-    pub(super) fn folder(&self) -> &Path {
-        self.folder.path()
+impl Moto {
+    /// A new account, and moto itself if it does not run yet.
+    pub(super) async fn start() -> Result<Self> {
+        static RUNNING: OnceCell<Running> = OnceCell::const_new();
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let running = RUNNING.get_or_try_init(Running::start).await?;
+        let account = format!("{:012}", 123_456_789_000 + u64::from(LAST.fetch_add(1, Ordering::Relaxed)));
+        Ok(Self { running, account: account.parse()? })
+    }
+
+    /// A folder that lives as long as this process.
+    pub(super) fn folder(&self) -> &'static Path {
+        self.running.folder.path()
     }
 
     /// A call of the `ELBv2` API: the children of its result.
@@ -106,13 +132,15 @@ impl Moto {
         headers: HeaderMap,
         body: Bytes,
     ) -> Result<(StatusCode, Bytes)> {
-        let uri: Uri = format!("{}{path}", self.base).parse()?;
+        let Running { child, base, client, .. } = self.running;
+        let uri: Uri = format!("{base}{path}").parse()?;
         let mut request = Request::new(Full::new(body));
         (*request.method_mut(), *request.uri_mut(), *request.headers_mut()) = (method, uri, headers);
-        let answer = match self.client.request(request).await {
+        request.headers_mut().insert("x-moto-account-id", self.account.clone());
+        let answer = match client.request(request).await {
             Ok(answer) => answer,
             Err(error) => {
-                lock(&self.child).check_running()?;
+                lock(child).check_running()?;
                 return Err(error).context("moto does not answer");
             }
         };

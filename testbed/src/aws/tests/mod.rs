@@ -3,6 +3,11 @@
 mod balancers;
 mod faults;
 mod gates;
+mod listeners;
+mod network;
+mod settings;
+mod tags;
+mod targets;
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};

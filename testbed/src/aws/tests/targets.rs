@@ -1,0 +1,123 @@
+use super::*;
+
+/// An account with a balancer `web` in the first two subnets that is active, a group on port 30080, and a listener on 80.
+async fn web() -> (Aws, String, String) {
+    let aws = Aws::start().await.unwrap();
+    aws.provisioning(Duration::ZERO);
+    let arn = balancer(&aws, "web").await;
+    let group = aws.create_target_group("web", 30080).await.unwrap();
+    for (id, zone) in [("i-1", 'a'), ("i-2", 'b'), ("i-3", 'c')] {
+        aws.add_instance(id, zone);
+    }
+    (aws, arn, group)
+}
+
+async fn with_targets(aws: &Aws, action: &str, group: &str, targets: &[&str]) -> Answer {
+    let mut params = vec![("TargetGroupArn".to_owned(), group.to_owned())];
+    for (at, target) in (1..).zip(targets) {
+        let (id, port) = target.split_once(':').unwrap_or((target, ""));
+        params.push((format!("Targets.member.{at}.Id"), id.to_owned()));
+        if !port.is_empty() {
+            params.push((format!("Targets.member.{at}.Port"), port.to_owned()));
+        }
+    }
+    let params: Vec<_> = params.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    call(aws, action, &params).await.unwrap()
+}
+
+/// As `DescribeTargetHealth` tells it: `ID:PORT STATE REASON`.
+async fn health(aws: &Aws, group: &str, targets: &[&str]) -> Vec<String> {
+    let answer = with_targets(aws, "DescribeTargetHealth", group, targets).await;
+    let lines = answer.items().iter().map(|item| {
+        let (target, health) = (item.child("Target").unwrap(), item.child("TargetHealth").unwrap());
+        let line =
+            format!("{}:{} {} {}", target.get("Id"), target.get("Port"), health.get("State"), health.get("Reason"));
+        line.trim_end().to_owned()
+    });
+    lines.collect()
+}
+
+async fn until_healthy(aws: &Aws, group: &str, count: usize) {
+    let healthy = async || {
+        let healthy = aws.targets(group).into_iter().filter(|target| target.health == "healthy").count();
+        Ok((healthy == count).then_some(()))
+    };
+    wait::until("the targets to be healthy", DEADLINE, healthy).await.unwrap();
+}
+
+#[tokio::test]
+async fn traffic_arrives_at_healthy_targets() {
+    let (aws, arn, group) = web().await;
+    aws.target_times(LONG, LONG);
+    ok(&aws, "RegisterTargets", &[("TargetGroupArn", &group), ("Targets.member.1.Id", "i-1")]).await;
+    assert_eq!(health(&aws, &group, &[]).await, ["i-1:30080 unused Target.NotInUse"]);
+    aws.create_listener(&arn, 80, &group).await.unwrap();
+    assert_eq!(health(&aws, &group, &[]).await, ["i-1:30080 initial Elb.RegistrationInProgress"]);
+    assert!(aws.route("web", 80).is_empty());
+    aws.target_times(Duration::ZERO, LONG);
+    assert_eq!(health(&aws, &group, &[]).await, ["i-1:30080 healthy"]);
+    with_targets(&aws, "RegisterTargets", &group, &["i-2", "i-1:30081", "i-1"]).await;
+    assert_eq!(health(&aws, &group, &[]).await, ["i-1:30080 healthy", "i-1:30081 healthy", "i-2:30080 healthy"]);
+    let at = |id: &str, port| (id.to_owned(), port);
+    assert_eq!(aws.route("web", 80), [at("i-1", 30080), at("i-1", 30081), at("i-2", 30080)]);
+    aws.health("web", "i-1", "unhealthy", "Target.FailedHealthChecks").unwrap();
+    assert_eq!(health(&aws, &group, &["i-1"]).await, ["i-1:30080 unhealthy Target.FailedHealthChecks"]);
+    assert_eq!(aws.route(&arn, 80), [at("i-2", 30080)]);
+    assert!(aws.route(&arn, 81).is_empty() && aws.route("other", 80).is_empty());
+    // With none healthy, all are tried.
+    aws.health(&group, "i-2", "unhealthy", "Target.Timeout").unwrap();
+    assert_eq!(aws.route("web", 80).len(), 3);
+    aws.set_state("web", "provisioning", "").unwrap();
+    assert!(aws.route("web", 80).is_empty());
+}
+
+#[tokio::test]
+async fn a_target_drains_before_it_is_gone() {
+    let (aws, arn, group) = web().await;
+    aws.target_times(Duration::ZERO, LONG);
+    with_targets(&aws, "RegisterTargets", &group, &["i-1", "i-2"]).await;
+    // Nothing to drain where nothing comes.
+    with_targets(&aws, "DeregisterTargets", &group, &["i-2"]).await;
+    assert_eq!(health(&aws, &group, &["i-2"]).await, ["i-2:30080 unused Target.NotRegistered"]);
+    aws.create_listener(&arn, 80, &group).await.unwrap();
+    with_targets(&aws, "RegisterTargets", &group, &["i-2"]).await;
+    with_targets(&aws, "DeregisterTargets", &group, &["i-1", "i-3", "i-2:1"]).await; // two were never there
+    let draining = "i-1:30080 draining Target.DeregistrationInProgress";
+    assert_eq!(health(&aws, &group, &[]).await, [draining, "i-2:30080 healthy"]);
+    assert_eq!(aws.route("web", 80), [("i-2".to_owned(), 30080)]);
+    with_targets(&aws, "RegisterTargets", &group, &["i-1"]).await;
+    until_healthy(&aws, &group, 2).await;
+    with_targets(&aws, "DeregisterTargets", &group, &["i-1"]).await;
+    aws.target_times(Duration::ZERO, Duration::ZERO);
+    assert_eq!(health(&aws, &group, &[]).await, ["i-2:30080 healthy"]);
+    aws.end_instance("i-2");
+    assert!(health(&aws, &group, &[]).await.is_empty());
+}
+
+#[tokio::test]
+async fn only_what_can_be_reached_is_a_target() {
+    let (aws, arn, group) = web().await;
+    aws.target_times(Duration::ZERO, LONG);
+    aws.create_listener(&arn, 80, &group).await.unwrap();
+    aws.end_instance("i-2");
+    for target in ["i-nowhere", "i-2"] {
+        assert_eq!(with_targets(&aws, "RegisterTargets", &group, &["i-1", target]).await.code(), "InvalidTarget");
+    }
+    assert!(aws.targets(&group).is_empty());
+    for targets in [&["i-1:0"][..], &["i-1:what"], &[""], &[]] {
+        assert_eq!(with_targets(&aws, "RegisterTargets", &group, targets).await.code(), "ValidationError");
+    }
+    let vpc = aws.other_vpc();
+    let foreign = [("Name", "foreign"), ("Protocol", "HTTP"), ("Port", "80"), ("VpcId", vpc.as_str())];
+    let foreign = ok(&aws, "CreateTargetGroup", &foreign).await.get("TargetGroupArn").to_owned();
+    assert_eq!(with_targets(&aws, "RegisterTargets", &foreign, &["i-1"]).await.code(), "InvalidTarget");
+    // In a zone that the balancer has no subnet in, nothing arrives, until it has one.
+    with_targets(&aws, "RegisterTargets", &group, &["i-3"]).await;
+    assert_eq!(health(&aws, &group, &[]).await, ["i-3:30080 unused Target.NotInUse"]);
+    aws.set_subnets(&arn, &SUBNETS).await.unwrap();
+    assert_eq!(health(&aws, &group, &[]).await, ["i-3:30080 healthy"]);
+    ok(&aws, "DeleteTargetGroup", &[("TargetGroupArn", &foreign)]).await;
+    for action in ["RegisterTargets", "DeregisterTargets", "DescribeTargetHealth"] {
+        assert_eq!(with_targets(&aws, action, &foreign, &["i-1"]).await.code(), "TargetGroupNotFound");
+    }
+}
