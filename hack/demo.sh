@@ -100,17 +100,17 @@ run() { # a command line: shown as it is typed, then run
   eval "$1"
 }
 
-heard=0 # lines of the receivers' output that were shown
-received() { # text: waits until it is among what arrived since the last call, and shows all of that
+declare -A heard=([receivers]=0 [aws]=0) # lines of their output that were shown
+received() { # text, by whom (the receivers): waits until it is among what arrived since the last call, and shows all of that
+  local by=${2:-receivers} lines
   doing="waiting for a message with: $1"
-  wait_for 'the message' 30 arrived "$1"
-  local lines
-  lines=$(tail -n "+$((heard + 1))" "$work/receivers.log")
-  heard=$((heard + $(wc -l <<<"$lines")))
+  wait_for 'the message' 30 arrived "$1" "$by"
+  lines=$(tail -n "+$((heard[$by] + 1))" "$work/$by.log")
+  heard[$by]=$((heard[$by] + $(wc -l <<<"$lines")))
   printf '\n'
   sed "s/^/    $green/; s/\$/$plain/" <<<"$lines"
 }
-arrived() { tail -n "+$((heard + 1))" "$work/receivers.log" | grep -qF -- "$1"; }
+arrived() { tail -n "+$((heard[$2] + 1))" "$work/$2.log" | grep -qF -- "$1"; }
 
 delivered() { # TrackedField, count of entries: waits until they are there and none is on its way
   doing="waiting for $2 entries of $1 to be delivered"
@@ -202,7 +202,7 @@ progress() { # seconds so far: one line that says how far both are
 # --- The demo --------------------------------------------------------------------------------------------------------
 
 tell "${bold}Quartermaster does the everyday chores of a cluster: it tells you when a field changes, keeps ConfigMaps copied,${plain}" \
-  "${bold}and runs an app from one short resource.${plain}" \
+  "${bold}runs an app from one short resource, and opens an AWS load balancer.${plain}" \
   "Here it does so on a real Kubernetes control plane, on this machine only; your own clusters are not touched."
 
 # cargo's own word on where it builds; CARGO_TARGET_DIR and its configuration count.
@@ -219,14 +219,16 @@ chapter "A control plane, and the world outside"
 doing='starting the control plane'
 began=$SECONDS
 start cluster testbed cluster --kubeconfig-out "$KUBECONFIG"
+start aws testbed aws --env-out "$work/aws.env"
 start receivers testbed receivers --token "$token" --chat "$chat" --urls-out "$work/urls"
 wait_for "the control plane" 120 test -s "$KUBECONFIG"
 wait_for "the receivers" 30 test -s "$work/urls"
+wait_for "what stands in for AWS" 120 test -s "$work/aws.env"
 # shellcheck source=/dev/null
 . "$work/urls"
 tell "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, and kwok in place of a kubelet: up in $((SECONDS - began)) s." \
   "In place of Telegram a Bot API of our own listens on $TELEGRAM_API_URL," \
-  "and a webhook receiver on $WEBHOOK_URL. What reaches them is shown in the margin, like this:" "" \
+  "a webhook receiver on $WEBHOOK_URL, and moto in place of AWS. What reaches them is shown in the margin, like this:" "" \
   "    ${green}| a message$plain"
 
 chapter "Quartermaster is installed, and runs with the rights of its own ServiceAccount"
@@ -236,8 +238,9 @@ testbed service-account-kubeconfig "$system" quartermaster-controller-manager --
   --out "$work/operator.kubeconfig"
 flags=(--telegram-api-url="$TELEGRAM_API_URL" --webhook-allow-loopback)
 printf '\n%s$ KUBECONFIG=%s quartermaster run %s &%s\n' "$bold" "$work/operator.kubeconfig" "${flags[*]}" "$plain"
-start quartermaster env KUBECONFIG="$work/operator.kubeconfig" quartermaster run "${flags[@]}" \
-  --metrics-bind-address=0 --health-probe-bind-address=127.0.0.1:0 --log-format=human
+# shellcheck disable=SC2016 # it is for the other shell
+start quartermaster bash -c '. "$0"; exec env KUBECONFIG="$1" quartermaster run "${@:2}"' \
+  "$work/aws.env" "$work/operator.kubeconfig" "${flags[@]}" --metrics-bind-address=0 --health-probe-bind-address=127.0.0.1:0 --log-format=human
 wait_for 'its readiness' 60 ready
 tell 'It is ready: it watches everything it looks at, and polls nothing.'
 
@@ -284,7 +287,7 @@ spec:
 YAML'
 delivered web-image 1
 doing='waiting for the webhook'
-heard=$(wc -l <"$work/receivers.log")
+heard[receivers]=$(wc -l <"$work/receivers.log")
 run 'kubectl set image deployment/web nginx=nginx:1.29'
 delivered web-image 2
 received 'web runs nginx:1.29 in place of nginx:1.28'
@@ -331,8 +334,19 @@ run 'kubectl wait --for=condition=Ready myapp/example-app --timeout=60s'
 run 'kubectl get myapp'
 run 'kubectl get pod example-app-pod'
 
+chapter 'An AWS load balancer'
+tell 'AWS is moto here, which knows the two subnets of the sample.'
+run 'kubectl apply -f config/samples/demo_v1_myingress.yaml'
+run 'kubectl wait --for=condition=Ready myingress/myapp --timeout=60s'
+received 'CreateLoadBalancer' aws
+run 'kubectl get myingress myapp'
+
 chapter 'All that it looks after'
 run 'kubectl get quartermaster -A'
+
+chapter 'And what it made outside of the cluster goes with its resource'
+run 'kubectl delete myingress myapp'
+received 'DeleteLoadBalancer' aws
 
 if [ "${HOLD:-}" != 1 ]; then
   tell '' "That was all; it took $SECONDS s. \`make demo HOLD=1\` stays up, for you to try it yourself. Ending everything."
@@ -344,6 +358,6 @@ tell '' 'It all stays up until Ctrl-C, and shows what is received. In another te
   "    tail -f $work/quartermaster.log"
 doing='holding'
 while true; do
-  wait_for 'a message' $((SECONDS + 3600)) arrived ''
+  wait_for 'a message' $((SECONDS + 3600)) arrived '' receivers
   received ''
 done

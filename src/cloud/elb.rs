@@ -9,7 +9,7 @@ use aws_config::timeout::TimeoutConfig;
 use aws_sdk_elasticloadbalancingv2::Client;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_elasticloadbalancingv2::types::{
-    IpAddressType, LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerTypeEnum, Tag,
+    IpAddressType, LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum, Tag,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use tokio::sync::OnceCell;
@@ -184,7 +184,7 @@ impl From<&LoadBalancer> for Balancer {
             arn: text(shown.load_balancer_arn()),
             dns: text(shown.dns_name()),
             kind: text(shown.r#type().map(LoadBalancerTypeEnum::as_str)),
-            state: text(state.and_then(|state| state.code()).map(|code| code.as_str())),
+            state: text(state.and_then(|state| state.code()).map(LoadBalancerStateEnum::as_str)),
             state_reason: text(state.and_then(|state| state.reason())),
             scheme: text(shown.scheme().map(LoadBalancerSchemeEnum::as_str)),
             ip_address_type: text(shown.ip_address_type().map(IpAddressType::as_str)),

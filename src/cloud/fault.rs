@@ -31,6 +31,9 @@ const SUBNET_FULL: &str = "SubnetFull";
 const SPEC_REFUSED: &str = "SpecRefused";
 const REFUSED: &str = "Refused";
 
+/// The reasons of what AWS did not answer, or not with a code of the table.
+pub const OTHER_REASONS: [&str; 5] = [CREDENTIALS_MISSING, REGION_MISSING, REFUSED, THROTTLED, UNAVAILABLE];
+
 /// Every code of the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html), also of
 /// what is never called here.
 ///

@@ -149,6 +149,7 @@ fn page_of(crd: &CustomResourceDefinition) -> String {
         "ConfigMapSync" => "config-map-sync.md",
         "AppService" => "app-service.md",
         "MyApp" => "my-app.md",
+        "MyIngress" => "my-ingress.md",
         other => panic!("{other} has no page"),
     })
 }

@@ -31,6 +31,23 @@ pub const DELETION_PROTECTED: &str = "DeletionProtected";
 /// The operator may not see which cluster this is.
 pub const FORBIDDEN: &str = "Forbidden";
 
+/// The reasons that are ours; any other is AWS' ([`crate::cloud::fault`]).
+pub const REASONS: [&str; 13] = [
+    READY,
+    SUSPENDED,
+    SPEC_INVALID,
+    CREATING,
+    PROVISIONING,
+    IMPAIRED,
+    FAILED,
+    CONFLICT,
+    NAME_TAKEN,
+    NOT_ALIKE,
+    DELETING,
+    DELETION_PROTECTED,
+    FORBIDDEN,
+];
+
 /// How it stands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Standing {

@@ -51,6 +51,7 @@ fn text() -> String {
     }
     metrics.notification_latency(Duration::ZERO);
     metrics.watch_restarted("deployments");
+    metrics.aws_request("DescribeTags", "OK");
     metrics.encode()
 }
 
@@ -103,6 +104,12 @@ fn the_times_that_the_pages_name() {
         event_renewal: seconds(1800),
         drain: Duration::from_millis(500),
         reconcile_timeout: seconds(60),
+        slow_min: seconds(30),
+        slow_max: seconds(600),
+        aws_resync: seconds(600),
+        aws_shown_within: seconds(60),
+        aws_read_period: Duration::from_millis(200),
+        aws_write_period: Duration::from_millis(500),
         ..Timings::default()
     };
     assert_eq!(named, Timings::default());

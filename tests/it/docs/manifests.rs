@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use quartermaster::api::{AppService, ContactPoint, MyApp, TrackedField};
-use quartermaster::controllers::{app_service, my_app};
+use quartermaster::api::{AppService, ContactPoint, MyApp, MyIngress, TrackedField};
+use quartermaster::controllers::{app_service, my_app, my_ingress};
 use quartermaster::notify::message::{View, check_body, check_template, template};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -90,6 +90,10 @@ fn every_manifest_parses_and_its_templates_render() {
             "MyApp" => {
                 let app: MyApp = parse(&object);
                 assert!(my_app::build::validate(&app).is_ok());
+            }
+            "MyIngress" => {
+                let ingress: MyIngress = parse(&object);
+                assert_eq!(my_ingress::build::check(&ingress), Ok(()));
             }
             other => panic!("no page shows a {other}"),
         }

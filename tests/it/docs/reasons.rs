@@ -6,12 +6,13 @@ use std::path::Path;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quartermaster::api::contact_point::Tested;
+use quartermaster::cloud::{action, fault};
 use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::Blocked;
 use quartermaster::controllers::contact_point::standing;
 use quartermaster::controllers::tracked_field::field::Field;
 use quartermaster::controllers::tracked_field::waiting::Waiting;
-use quartermaster::controllers::{app_service, my_app, pod};
+use quartermaster::controllers::{app_service, my_app, my_ingress, pod};
 use quartermaster::notify::StopReason;
 use quartermaster::notify::queue::Standing;
 use quartermaster::runtime::children::Trouble;
@@ -155,6 +156,22 @@ fn every_reason_of_a_my_app_has_its_row() {
     }
 }
 
+#[test]
+fn every_reason_of_a_my_ingress_has_its_row() {
+    let page = page("my-ingress.md");
+    let answered = fault::CODES.iter().map(|(.., reason)| *reason);
+    for reason in my_ingress::standing::REASONS.into_iter().chain(fault::OTHER_REASONS).chain(answered) {
+        assert!(row(&page, reason).is_some(), "{reason} has no row");
+    }
+}
+
+#[test]
+fn the_policy_is_that_of_the_code() {
+    let page = page("my-ingress.md");
+    let shown = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    assert_eq!(serde_json::from_str::<serde_json::Value>(shown).unwrap(), action::policy());
+}
+
 /// One of each, as above.
 fn problems() -> Vec<&'static str> {
     use app_service::settle::{Part, Problem};
@@ -199,7 +216,8 @@ fn every_event_is_told_of() {
         + &page("tracked-field.md")
         + &page("config-map-sync.md")
         + &page("my-app.md")
-        + &page("app-service.md");
+        + &page("app-service.md")
+        + &page("my-ingress.md");
     let sources = root().join("src/controllers");
     let words: BTreeSet<_> = [".warning(", ".normal("].iter().flat_map(|call| words_after(&sources, call)).collect();
     assert!(words.contains("DeliveryFailed") && words.contains("EntriesMerged") && words.contains("Wait"), "{words:?}");
