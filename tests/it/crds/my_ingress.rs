@@ -132,7 +132,7 @@ async fn every_field_of_a_my_ingress_at_its_boundary() {
         let patch = json!({ "spec": { "scheme": scheme } });
         match api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
             Err(Error::Api(said)) => {
-                assert!(!taken && said.message.contains("delete this MyIngress"), "{}", said.message)
+                assert!(!taken && said.message.contains("delete this MyIngress"), "{}", said.message);
             }
             patched => assert!(patched.is_ok() && taken, "{name} {scheme}"),
         }

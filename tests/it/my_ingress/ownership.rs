@@ -8,6 +8,9 @@ const UID: &str = "quartermaster.dev/owner-uid";
 const CLUSTER: &str = "quartermaster.dev/cluster";
 const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
 
+/// Keys and values.
+type Tags<'a> = &'a [(&'a str, &'a str)];
+
 /// Carries out the command that a condition shows, word for word.
 async fn hand_over(site: &Site, words: &str) {
     let (_, commands) = words.split_once("to hand it over: ").unwrap();
@@ -26,7 +29,7 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
     let site = Site::new("foreign").await;
     let _operator = site.operator().await;
     let ours = site.path("a");
-    let cases: [(&str, &[(&str, &str)], &str); 5] = [
+    let cases: [(&str, Tags<'_>, &str); 5] = [
         ("untagged", &[], "is not ours"),
         ("kopf", &[("ManagedBy", "kopf")], "is not ours"),
         ("byname", &[("ManagedBy", "quartermaster"), ("quartermaster.dev/owner", &ours)], "is not ours"),

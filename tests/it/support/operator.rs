@@ -212,7 +212,7 @@ fn spawn(
     let program =
         Program::new(program).arg("run").args(flags).env("KUBECONFIG", kubeconfig).env_remove("POD_NAMESPACE");
     // Those of this machine lead to somebody's account.
-    let program = FOREIGN.iter().fold(program, |program, name| program.env_remove(name));
+    let program = FOREIGN.iter().fold(program, Program::env_remove);
     let program = env.iter().fold(program, |program, (name, value)| program.env(name, value));
     program.spawn(log(folder, start)).unwrap()
 }
