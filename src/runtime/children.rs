@@ -350,3 +350,6 @@ fn resource<K: Resource<DynamicType = ()>>() -> String {
 fn what<K: Resource<DynamicType = ()>>(key: &Key) -> String {
     format!("{} {key}", K::kind(&()))
 }
+
+#[cfg(test)]
+mod tests;

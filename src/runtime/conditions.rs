@@ -53,6 +53,8 @@ pub fn news<'a>(before: &[Condition], now: &'a [Condition], type_: &str) -> Opti
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
     fn at(text: &str) -> Time {
@@ -70,5 +72,29 @@ mod tests {
         set(&mut conditions, READY, true, "Ready", "", 2, at("2026-01-01T00:00:09Z"));
         assert_eq!(get(&conditions, READY).unwrap().last_transition_time, at("2026-01-01T00:00:09Z"));
         assert_eq!(conditions.len(), 1);
+    }
+
+    type Said = (&'static str, bool, &'static str, &'static str);
+
+    #[rstest]
+    #[case::the_first((READY, false, "Loop", "a"), None, true)]
+    #[case::the_first_of_its_type((READY, false, "Loop", "a"), Some(("Other", false, "Loop", "a")), true)]
+    #[case::of_another_type(("Other", false, "Loop", "a"), None, false)]
+    #[case::well_at_once((READY, true, "Ready", "a"), None, true)]
+    #[case::the_same((READY, false, "Loop", "a"), Some((READY, false, "Loop", "a")), false)]
+    #[case::another_reason((READY, false, "Refused", "a"), Some((READY, false, "Loop", "a")), true)]
+    #[case::well_again((READY, true, "Ready", "a"), Some((READY, false, "Loop", "a")), true)]
+    #[case::other_words((READY, false, "Loop", "b"), Some((READY, false, "Loop", "a")), true)]
+    #[case::other_words_of_one_that_is_well((READY, true, "Ready", "b"), Some((READY, true, "Ready", "a")), false)]
+    fn what_is_news(#[case] now: Said, #[case] before: Option<Said>, #[case] told: bool) {
+        let conditions = |said: Option<Said>| {
+            let mut conditions = Vec::new();
+            if let Some((type_, well, reason, message)) = said {
+                set(&mut conditions, type_, well, reason, message, 1, at("2026-01-01T00:00:00Z"));
+            }
+            conditions
+        };
+        let now = conditions(Some(now));
+        assert_eq!(news(&conditions(before), &now, READY), now.first().filter(|_| told));
     }
 }

@@ -304,6 +304,17 @@ mod tests {
     }
 
     #[test]
+    fn the_consent_for_another_is_kept() {
+        let mut marked = metadata(json!({ "namespace": "far" }));
+        owner().mark(&mut marked);
+        marked.annotations.as_mut().unwrap().insert(ADOPT_BY.into(), "shop/db".into());
+        assert!(owner().has_marked(&marked), "nothing is to be written because of it");
+        assert_eq!(owner().marks(&marked)["annotations"][ADOPT_BY], "shop/db");
+        owner().mark(&mut marked);
+        assert_eq!(marked.annotations.unwrap()[ADOPT_BY], "shop/db");
+    }
+
+    #[test]
     fn a_former_owner_of_our_name_gives_way() {
         let mut marked =
             metadata(json!({ "namespace": "shop", "ownerReferences": reference("tg.azamaton.ru/v1", "web", "gone") }));

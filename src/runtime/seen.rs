@@ -313,14 +313,15 @@ mod tests {
 
     #[test]
     fn one_that_a_list_does_not_show_while_it_is_asked_for_may_be_gone() {
-        let seen = Seen::new([None].into(), TRUST);
-        let (web, other) = (key("web"), key("other"));
-        let asking = seen.asking(&web);
-        seen.listing(None);
+        let seen = Seen::new([Some("shop".into())].into(), TRUST);
+        let (web, other, far) = (key("web"), key("other"), Key::new("far", "web"));
+        let asking = [&web, &other, &far].map(|key| seen.asking(key));
+        seen.listing(Some("shop"));
         seen.shown(other.clone(), child(4, 0, 1));
-        seen.listed(None);
+        seen.listed(Some("shop"));
         assert!(!seen.wrote(&web, child(6, 0, 1), "d".into()));
-        assert!(seen.wrote(&other, child(6, 0, 1), "d".into()));
+        assert!(seen.wrote(&other, child(6, 0, 1), "d".into()), "it was shown");
+        assert!(seen.wrote(&far, child(6, 0, 1), "d".into()), "it was not to be shown");
         drop(asking);
         assert!(seen.wrote(&web, child(6, 0, 1), "d".into()));
     }

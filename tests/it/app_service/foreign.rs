@@ -91,6 +91,38 @@ async fn a_foreign_one_is_let_alone_until_it_is_handed_over(#[case] resource: &s
     assert_eq!(adopted.owner_references.unwrap()[0].name, "web");
 }
 
+/// All of it is named at once, with what hands it over, and nothing that it says is told as the app's own: not even where
+/// it names the app as its owner, which anybody may write.
+#[tokio::test]
+async fn all_that_is_foreign_is_named() {
+    let bed = Bed::shared("both").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let other = app(&bed, "other", json!({ "size": 0, "image": "i" })).await;
+    ready(&bed, "other").await;
+    bed.deployment("web", 1).await;
+    bed.service("web", json!([{ "port": 8080 }])).await;
+    let runs = |deployment: &Deployment| deployment.status.as_ref().is_some_and(|it| it.available_replicas == Some(1));
+    bed.until("web", "runs", runs).await;
+    let web = format!("{}/web", bed.namespace);
+    let marks = json!({ "metadata": { "labels": { "quartermaster.dev/owner-uid": other.uid() },
+        "annotations": { "quartermaster.dev/owner": web } } });
+    bed.patch::<Deployment>("web", marks.clone()).await;
+    bed.patch::<Service>("web", marks).await;
+    app(&bed, "web", spec()).await;
+    let words = not_ready(&bed, "web", "Conflict").await;
+    let commands: Vec<_> = words.split("kubectl ").skip(1).map(|rest| rest.split(';').next().unwrap()).collect();
+    let hand_over = |resource| format!("annotate {resource} web -n {} quartermaster.dev/adopt-by={web}", bed.namespace);
+    assert_eq!(commands, ["deployments.apps", "services"].map(hand_over), "{words}");
+    // By then the watches have shown both.
+    looked_at(&bed, "web").await;
+    let status = bed.api::<AppService>().get("web").await.unwrap().status.unwrap();
+    assert_eq!((status.replicas, status.cluster_ip), (None, None));
+    for command in commands {
+        bed.plane.run_kubectl(&command.split(' ').collect::<Vec<_>>(), "").await.unwrap();
+    }
+    ready(&bed, "web").await;
+}
+
 /// What is foreign is said, and hides nothing of what is ours.
 #[tokio::test]
 async fn a_foreign_autoscaler_or_ingress_is_let_alone() {
@@ -233,7 +265,7 @@ async fn what_was_restored_is_taken_back() {
 #[tokio::test]
 async fn an_app_made_anew_restarts_nothing() {
     let bed = Bed::shared("anew").await;
-    let _operator = Operator::start(&bed, Settings::default()).await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
     let first = app(&bed, "web", spec()).await;
     ready(&bed, "web").await;
     let before = replica_sets(&bed, "web").await;
@@ -254,6 +286,18 @@ async fn an_app_made_anew_restarts_nothing() {
     let now = deployment(&bed, "web").await;
     assert_eq!(now.labels()["quartermaster.dev/owner-uid"], second.uid().unwrap());
     assert_eq!(replica_sets(&bed, "web").await, before);
+
+    // Also in one breath, it is told of as if there had been none before.
+    operator.child().freeze().unwrap();
+    bed.delete::<AppService>("web").await;
+    let third = app(&bed, "web", spec()).await;
+    operator.child().thaw().unwrap();
+    until("the third is told to be ready", SOON, async || {
+        let told = bed.events("web", "Ready").await;
+        Ok(told.into_iter().find(|event| event.regarding.as_ref().unwrap().uid == third.uid()))
+    })
+    .await
+    .unwrap();
 }
 
 #[tokio::test]

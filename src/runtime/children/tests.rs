@@ -1,0 +1,65 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::client::Body;
+use rstest::rstest;
+
+use super::*;
+use crate::api::ContactPoint;
+
+type Maps = Children<ConfigMap, ()>;
+
+fn name() -> ResourceName {
+    ResourceName { api_version: "v1".into(), plural: "configmaps".into() }
+}
+
+/// The watch may be faster than the answer, and does not say it again: without a further pass the child would stay away.
+#[rstest]
+#[case::it_is_gone(|maps: &Maps, made| maps.gone(&name(), made), true)]
+#[case::a_list_does_not_show_it(|maps: &Maps, _| { maps.listing(&name(), None); maps.listed(&name(), None); }, true)]
+#[case::it_is_shown(|maps: &Maps, made| maps.present(&name(), made), false)]
+#[tokio::test]
+async fn whoever_made_what_may_be_gone_already_is_woken(
+    #[case] meanwhile: fn(&Maps, ConfigMap),
+    #[case] may_be_gone: bool,
+) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let woken = Arc::new(Mutex::new(Vec::new()));
+    let maps = Maps {
+        client: Client::new(service, "shop"),
+        manager: "quartermaster/test",
+        report: |_| (),
+        wake: Box::new({
+            let woken = Arc::clone(&woken);
+            move |owner| woken.lock().unwrap().push(owner.clone())
+        }),
+        wanted: Arc::default(),
+        seen: Seen::new([None].into(), Duration::from_mins(30)),
+    };
+    maps.seen.settled(None);
+    let owner =
+        json!({ "spec": { "type": "Telegram" }, "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
+    let owner = Owner::of(&serde_json::from_value::<ContactPoint>(owner).unwrap()).unwrap().fresh(true);
+    let desired = json!({ "metadata": { "namespace": "shop", "name": "child" } });
+    let answer = async {
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert_eq!(request.method(), http::Method::POST);
+        let mut made: Value = serde_json::from_slice(&request.into_body().collect().await.unwrap().to_bytes()).unwrap();
+        made["metadata"]["uid"] = "1".into();
+        made["metadata"]["resourceVersion"] = "5".into();
+        meanwhile(&maps, serde_json::from_value(made.clone()).unwrap());
+        woken.lock().unwrap().clear();
+        answer.send_response(Response::new(serde_json::to_vec(&made).unwrap().into()));
+    };
+    let desired = serde_json::from_value(desired).unwrap();
+    let (settled, ()) = tokio::join!(maps.settle(&owner, desired, |_| true, &[]), answer);
+    settled.unwrap();
+    let expected = if may_be_gone { vec![Key::new("shop", "web")] } else { Vec::new() };
+    assert_eq!(*woken.lock().unwrap(), expected);
+    assert_eq!(maps.seen.known(&Key::new("shop", "child")).is_none(), may_be_gone);
+}
