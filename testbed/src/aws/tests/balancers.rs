@@ -157,6 +157,8 @@ async fn describes_by_name_by_arn_and_by_page() {
         page.result().get("NextMarker").clone_into(&mut marker);
     }
     assert_eq!((shown, marker.as_str()), (arns.clone(), ""));
+    let all = ok(&aws, "DescribeLoadBalancers", &[("PageSize", "3")]).await;
+    assert_eq!((all.items().len(), all.result().get("NextMarker")), (3, ""));
     aws.page_size(1);
     let page = ok(&aws, "DescribeLoadBalancers", &[]).await;
     assert_eq!((page.get("LoadBalancerName"), page.result().get("NextMarker")), ("a", arns[0].as_str()));
@@ -167,4 +169,15 @@ async fn describes_by_name_by_arn_and_by_page() {
     for wrong in [("PageSize", "0"), ("PageSize", "401"), ("Marker", "nowhere"), ("LoadBalancerArns.member.1", "arn")] {
         assert_eq!(refused(&aws, "DescribeLoadBalancers", &[wrong]).await, "ValidationError", "{wrong:?}");
     }
+}
+
+#[tokio::test]
+async fn of_many_at_once_one_is_made() {
+    let aws = shared().await;
+    let name = fresh("race");
+    let params = in_two(&[("Name", &name)]);
+    let calls = (0..8).map(|_| call(aws, "CreateLoadBalancer", &params));
+    let answers = futures::future::try_join_all(calls).await.unwrap();
+    let arns: std::collections::BTreeSet<_> = answers.iter().map(|answer| answer.get("LoadBalancerArn")).collect();
+    assert_eq!(arns.len(), 1);
 }

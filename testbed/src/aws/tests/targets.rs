@@ -1,3 +1,8 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use super::super::network::Network;
+use super::super::state;
 use super::*;
 
 /// An account with a balancer `web` in the first two subnets that is active, a group on port 30080, and a listener on 80.
@@ -120,4 +125,29 @@ async fn only_what_can_be_reached_is_a_target() {
     for action in ["RegisterTargets", "DeregisterTargets", "DescribeTargetHealth"] {
         assert_eq!(with_targets(&aws, action, &foreign, &["i-1"]).await.code(), "TargetGroupNotFound");
     }
+}
+
+/// Checks begin when a listener forwards to the group, however long the target was registered.
+#[test]
+fn health_is_checked_from_the_listener_on() {
+    let now = Instant::now();
+    let hours_ago = now.checked_sub(LONG).unwrap();
+    let mut state = state::State::new(Network::default());
+    let (vpc, port, protocol) = (String::new(), 80, "HTTP".to_owned());
+    let (forced, protected, zones) = (None, false, BTreeSet::new());
+    let (name, created, shown_from) = ("web".to_owned(), hours_ago, hours_ago);
+    let balancer = state::Balancer { name, vpc, zones, created, shown_from, forced, protected };
+    state.balancers.insert("balancer".to_owned(), balancer);
+    let target = ("10.0.0.1".to_owned(), 80);
+    let registered = state::Registered { since: hours_ago, leaving: None };
+    let (name, settings, forced) = ("web".to_owned(), BTreeMap::new(), BTreeMap::new());
+    let group = state::Group { name, settings, targets: [(target.clone(), registered)].into(), forced };
+    state.groups.insert("group".to_owned(), group);
+    let (balancer, groups, settings) = ("balancer".to_owned(), vec!["group".to_owned()], BTreeMap::new());
+    let listener = state::Listener { balancer, port, protocol, groups, settings, since: now };
+    state.listeners.insert("listener".to_owned(), listener);
+    state.times.initial = LONG / 2;
+    assert_eq!(state.health("group", &target).state, "initial");
+    state.listeners.get_mut("listener").unwrap().since = hours_ago;
+    assert_eq!(state.health("group", &target).state, "healthy");
 }
