@@ -161,7 +161,7 @@ build() { # builds what is missing, side by side; sets $plane and $cargo to the 
     need+=', the control plane (from its Go modules)' minutes=7 gigabytes=6
   fi
   if [ -n "$new" ]; then
-    need+=', the operator (in release mode) and the testbed' minutes=$((minutes + 8)) gigabytes=$((gigabytes + 2))
+    need+=', the operator (in release mode) and the testbed' minutes=$((minutes + 10)) gigabytes=$((gigabytes + 2))
   elif grep -q Compiling "$work/operator.log"; then
     need+=', what changed since the last start' minutes=$((minutes + 4))
   fi
@@ -213,13 +213,14 @@ binaries=$(bash hack/controlplane/build.sh)
 # From here on nothing of the user's counts: no cluster, no kubectl preference, no proxy, no setting of the operator.
 unset "${!QUARTERMASTER_@}" "${!KUBE@}" "${!POD_@}" RUST_BACKTRACE HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy \
   all_proxy no_proxy
+readonly cache=${XDG_CACHE_HOME:-$HOME/.cache} # moto is there
 export HOME=$work PATH="$target/release:$target/debug:$binaries:$PATH" KUBEBUILDER_ASSETS=$binaries KUBECONFIG=$work/admin.kubeconfig
 
 chapter "A control plane, and the world outside"
 doing='starting the control plane'
 began=$SECONDS
 start cluster testbed cluster --kubeconfig-out "$KUBECONFIG"
-start aws testbed aws --env-out "$work/aws.env"
+start aws env XDG_CACHE_HOME="$cache" testbed aws --env-out "$work/aws.env"
 start receivers testbed receivers --token "$token" --chat "$chat" --urls-out "$work/urls"
 wait_for "the control plane" 120 test -s "$KUBECONFIG"
 wait_for "the receivers" 30 test -s "$work/urls"
