@@ -39,6 +39,9 @@ pub const PUBLIC_ONLY: &str =
 pub const BAD_GROUP: &str = "write the IDs of security groups, such as sg-0123456789abcdef0";
 /// What to say of a tag's key that is too long, or empty.
 pub const LONG_KEY: &str = "write tags whose keys have 1 to 128 characters";
+/// What to say of a tag with other characters
+/// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Tag.html>).
+pub const BAD_TAG: &str = "write tags of letters, digits, spaces and the characters _ . : / = + - @";
 /// What to say of a tag that is not the user's to set.
 pub const OUR_TAG: &str = "take other keys: those that begin with aws: are for AWS, and ManagedBy and those that begin with quartermaster.dev/ \
     say whose the load balancer is";
@@ -97,7 +100,8 @@ pub struct MyIngressSpec {
         validation = ("self.all(group, self.exists_one(other, other == group))", TWICE),
     )]
     pub security_groups: Vec<String>,
-    /// `ipv4` (unless given), `dualstack` or `dualstack-without-public-ipv4`.
+    /// `ipv4`, `dualstack` or `dualstack-without-public-ipv4`. Unless given it is created with `ipv4`, and whatever is set there
+    /// stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     #[x_kube(validation = ("self in ['ipv4', 'dualstack', 'dualstack-without-public-ipv4']", BAD_ADDRESSES))]
@@ -108,9 +112,10 @@ pub struct MyIngressSpec {
     #[x_kube(
         validation = ("self.all(key, size(key) >= 1 && size(key) <= 128)", LONG_KEY),
         validation = (
-            "self.all(key, !key.startsWith('aws:') && !key.startsWith('quartermaster.dev/') && key != 'ManagedBy')",
+            "self.all(key, !key.lowerAscii().startsWith('aws:') && !key.startsWith('quartermaster.dev/') && key != 'ManagedBy')",
             OUR_TAG,
         ),
+        validation = (r"self.all(key, self[key].matches(r'^[\p{L}\p{Z}\p{N}_.:/=+@-]*$') && key.matches(r'^[\p{L}\p{Z}\p{N}_.:/=+@-]*$'))", BAD_TAG),
     )]
     pub tags: BTreeMap<String, String>,
     /// While true the balancer is left alone; deleting the object still deletes it.
@@ -124,7 +129,7 @@ impl MyIngressSpec {
         if self.scheme.is_empty() { "internet-facing" } else { &self.scheme }
     }
 
-    /// The address type, also where none is given.
+    /// The address type that it is created with.
     pub fn ip_address_type(&self) -> &str {
         self.ip_address_type.as_deref().unwrap_or("ipv4")
     }

@@ -1,8 +1,11 @@
 //! THE list of what is called in AWS, and the rights that follow from it.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use crate::api::my_ingress::SUFFIX;
+use crate::runtime::ownership::{ADOPT_BY, OWNER_UID};
 
 /// A call, named as in the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Operations.html).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,16 +22,16 @@ pub enum Action {
     SetSubnets,
 }
 
-/// How a policy lets a call be made (<https://docs.aws.amazon.com/service-authorization/latest/reference/list_awselasticloadbalancingv2.html>).
+/// How the policy lets a call be made
+/// (<https://docs.aws.amazon.com/service-authorization/latest/reference/list_awselasticloadbalancingv2.html>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Grant {
     /// On everything: what only reads knows no resources.
     Read,
-    /// On a balancer of our naming. AWS asks for `AddTags` of who creates one with tags, and one that is handed over has none of
-    /// ours yet.
-    Named,
-    /// On a balancer of our naming that bears our tag.
-    Tagged,
+    /// With our tags on it.
+    Create,
+    /// On what bears our tags.
+    Ours,
 }
 
 impl Action {
@@ -68,39 +71,56 @@ impl Action {
     fn grant(self) -> Grant {
         match self {
             Self::DescribeLoadBalancers | Self::DescribeTags => Grant::Read,
-            Self::CreateLoadBalancer | Self::AddTags => Grant::Named,
-            Self::DeleteLoadBalancer
+            Self::CreateLoadBalancer => Grant::Create,
+            Self::AddTags
+            | Self::DeleteLoadBalancer
             | Self::RemoveTags
             | Self::SetIpAddressType
             | Self::SetSecurityGroups
-            | Self::SetSubnets => Grant::Tagged,
+            | Self::SetSubnets => Grant::Ours,
+        }
+    }
+
+    /// What AWS asks of the caller besides, in EC2
+    /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/userguide/elb-api-permissions.html>).
+    fn needs(self) -> &'static [&'static str] {
+        match self {
+            Self::CreateLoadBalancer => &[
+                "ec2:DescribeAccountAttributes",
+                "ec2:DescribeAddresses",
+                "ec2:DescribeInternetGateways",
+                "ec2:DescribeSecurityGroups",
+                "ec2:DescribeSubnets",
+                "ec2:DescribeVpcs",
+            ],
+            Self::SetSubnets | Self::SetIpAddressType => &["ec2:DescribeSubnets"],
+            _ => &[],
         }
     }
 }
 
-/// Tag of every balancer of ours, and its value: what the policy tells ours by.
+/// Tag of every balancer of ours, and its value.
 pub const MANAGED_BY: (&str, &str) = ("ManagedBy", "quartermaster");
 
 /// The least IAM policy that all of it works with.
 pub fn policy() -> Value {
-    let statement = |sid: &str, grant: Grant| {
-        let granted = Action::ALL.into_iter().filter(|action| action.grant() == grant);
-        let actions: Vec<_> = granted.map(|action| format!("elasticloadbalancing:{}", action.name())).collect();
-        let ours = format!("arn:aws:elasticloadbalancing:*:*:loadbalancer/app/*{SUFFIX}/*");
-        let resource = if grant == Grant::Read { "*".into() } else { ours };
-        let mut statement = json!({ "Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resource });
-        if grant == Grant::Tagged {
-            let tag = format!("aws:ResourceTag/{}", MANAGED_BY.0);
-            statement["Condition"] = json!({ "StringEquals": { tag: MANAGED_BY.1 } });
-        }
-        statement
-    };
+    let granted = |grant: Grant| Action::ALL.into_iter().filter(move |action| action.grant() == grant);
+    let calls = |grant: Grant| granted(grant).map(|action| format!("elasticloadbalancing:{}", action.name()));
+    let needed: BTreeSet<_> = Action::ALL.into_iter().flat_map(Action::needs).map(|need| (*need).to_owned()).collect();
+    let look: Vec<_> = calls(Grant::Read).chain(needed).collect();
+    let named = format!("arn:aws:elasticloadbalancing:*:*:loadbalancer/app/*{SUFFIX}/*");
+    let statement = |sid: &str, actions: Vec<String>, condition: Value| json!({ "Sid": sid, "Effect": "Allow", "Action": actions, "Resource": named, "Condition": condition });
+    let has_tag = |on: &str, tag: &str| json!({ "Null": { format!("aws:{on}/{tag}"): "false" } });
+    let tag = || vec!["elasticloadbalancing:AddTags".to_owned()];
     json!({
         "Version": "2012-10-17",
         "Statement": [
-            statement("Look", Grant::Read),
-            statement("CreateAndTag", Grant::Named),
-            statement("ChangeOurs", Grant::Tagged),
+            { "Sid": "Look", "Effect": "Allow", "Action": look, "Resource": "*" },
+            statement("Create", calls(Grant::Create).collect(), has_tag("RequestTag", OWNER_UID)),
+            // AWS asks for the right to tag of who creates something with tags.
+            statement("TagWhatIsCreated", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": "CreateLoadBalancer" } })),
+            statement("TakeOver", tag(), has_tag("ResourceTag", ADOPT_BY)),
+            statement("ChangeOurs", calls(Grant::Ours).collect(), has_tag("ResourceTag", OWNER_UID)),
         ],
     })
 }
@@ -110,16 +130,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_is_granted_once() {
+    fn every_call_is_granted() {
         let policy = policy();
         let statements = policy["Statement"].as_array().cloned().unwrap_or_default();
         let granted: Vec<_> =
             statements.iter().flat_map(|s| s["Action"].as_array().cloned().unwrap_or_default()).collect();
-        assert_eq!(granted.len(), Action::ALL.len());
         for action in Action::ALL {
             assert!(granted.contains(&format!("elasticloadbalancing:{}", action.name()).into()), "{action:?}");
         }
-        assert!(statements.iter().all(|s| s["Resource"] != "*" || s["Sid"] == "Look"), "who changes names what");
+        for statement in statements {
+            let reads = statement["Action"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .all(|action| action.as_str().is_some_and(|action| action.contains(":Describe")));
+            assert!(reads || statement["Resource"] != "*" && statement["Condition"].is_object(), "{statement}");
+        }
     }
 
     #[test]

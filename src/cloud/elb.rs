@@ -12,7 +12,8 @@ use aws_sdk_elasticloadbalancingv2::types::{
     IpAddressType, LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum, Tag,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
-use tokio::sync::OnceCell;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use super::action::Action;
 use super::fault::{self, Fault};
@@ -26,11 +27,20 @@ use crate::runtime::reconciler::Class;
 /// Asks AWS. Region, credentials and endpoint are what the SDK finds
 /// (<https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html>), and are looked for at the first call.
 pub struct Elb {
-    client: OnceCell<Client>,
+    connection: Mutex<Connection>,
     pace: Pace,
     fence: Fence,
     metrics: Metrics,
     timeout: Duration,
+}
+
+/// What came of looking for region and credentials.
+enum Connection {
+    /// They were not looked for yet, or are to be looked for anew.
+    None,
+    /// There was no region then. Who asks a moment later need not wait for the same answer.
+    Failed(Instant, Fault),
+    Made(Client, String),
 }
 
 impl Elb {
@@ -39,26 +49,45 @@ impl Elb {
         let reads = Rate { burst: pace::READ_BURST, period: timings.aws_read_period };
         let writes = Rate { burst: pace::WRITE_BURST, period: timings.aws_write_period };
         let pace = Pace::new(reads, writes);
-        Self { client: OnceCell::new(), pace, fence, metrics, timeout: timings.aws_timeout }
+        Self { connection: Mutex::new(Connection::None), pace, fence, metrics, timeout: timings.aws_timeout }
     }
 
-    /// Made again as long as there is no region: the instance's own answers may come late.
-    async fn client(&self) -> Result<&Client, Fault> {
-        let connect = async || {
-            let limits = TimeoutConfig::builder().operation_timeout(self.timeout).build();
-            let config = aws_config::defaults(BehaviorVersion::latest())
-                // The runtime's delays are enough.
-                .retry_config(RetryConfig::disabled())
-                .timeout_config(limits)
-                .load()
-                .await;
-            if config.region().is_none_or(|region| region.as_ref().is_empty()) {
-                let words = "no region for AWS: set AWS_REGION, or region in the profile";
-                return Err(Fault::unsent(Class::Slow, fault::REGION_MISSING, words));
+    /// The client, and the region that it asks.
+    async fn client(&self) -> Result<(Client, String), Fault> {
+        let mut connection = self.connection.lock().await;
+        match &*connection {
+            Connection::Made(client, region) => return Ok((client.clone(), region.clone())),
+            Connection::Failed(at, fault) if at.elapsed() < self.timeout => return Err(fault.clone()),
+            _ => {}
+        }
+        match self.connect().await {
+            Ok((client, region)) => {
+                *connection = Connection::Made(client.clone(), region.clone());
+                Ok((client, region))
             }
-            Ok(Client::new(&config))
-        };
-        self.client.get_or_try_init(connect).await
+            Err(fault) => {
+                *connection = Connection::Failed(Instant::now(), fault.clone());
+                Err(fault)
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<(Client, String), Fault> {
+        let limits = TimeoutConfig::builder().operation_timeout(self.timeout).build();
+        let load = aws_config::defaults(BehaviorVersion::latest())
+            // The runtime's delays are enough.
+            .retry_config(RetryConfig::disabled())
+            .timeout_config(limits)
+            .load();
+        let loaded = tokio::time::timeout(self.timeout, load).await.ok();
+        let region = loaded.as_ref().and_then(|config| config.region()).map(ToString::to_string);
+        match (loaded, region.filter(|region| !region.is_empty())) {
+            (Some(config), Some(region)) => Ok((Client::new(&config), region)),
+            _ => {
+                let words = "no region for AWS: set AWS_REGION, or region in the profile";
+                Err(Fault::unsent(Class::Slow, fault::REGION_MISSING, words))
+            }
+        }
     }
 
     /// Makes a call, when it is its turn.
@@ -70,19 +99,27 @@ impl Elb {
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
-        let client = self.client().await?;
+        let (client, _) = self.client().await?;
         self.pace.turn(action).await;
         if !self.fence.held() {
             return Err(Fault::unsent(Class::Conflict, "NotLeading", "this replica does not lead any more"));
         }
-        let answer = send(client).await.map_err(Fault::from);
+        let answer = send(&client).await.map_err(Fault::from);
         let code = answer.as_ref().map_or_else(|fault| fault.reason, |_| "OK");
         self.metrics.aws_request(action.name(), code);
+        if code == fault::CREDENTIALS_MISSING {
+            // The SDK reads a profile's files once.
+            *self.connection.lock().await = Connection::None;
+        }
         answer
     }
 }
 
 impl Balancers for Elb {
+    async fn region(&self) -> Result<String, Fault> {
+        self.client().await.map(|(_, region)| region)
+    }
+
     async fn find(&self, name: &str) -> Result<Option<Balancer>, Fault> {
         let described = self
             .call(Action::DescribeLoadBalancers, async |client| {
@@ -118,7 +155,7 @@ impl Balancers for Elb {
                     .name(&wanted.name)
                     .r#type(LoadBalancerTypeEnum::Application)
                     .scheme(LoadBalancerSchemeEnum::from(wanted.scheme.as_str()))
-                    .ip_address_type(IpAddressType::from(wanted.ip_address_type.as_str()))
+                    .ip_address_type(IpAddressType::from(wanted.ip_address_type.as_deref().unwrap_or("ipv4")))
                     .set_subnets(Some(list(&wanted.subnets)))
                     .set_security_groups(Some(list(&wanted.security_groups)).filter(|groups| !groups.is_empty()))
                     .set_tags(Some(pairs(&wanted.tags)))
@@ -200,4 +237,19 @@ fn list(set: &BTreeSet<String>) -> Vec<String> {
 
 fn pairs(tags: &Tags) -> Vec<Tag> {
     tags.iter().map(|(key, value)| Tag::builder().key(key).value(value).build()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A region is there, and AWS would be asked; nobody is.
+    #[tokio::test]
+    async fn nothing_is_asked_but_under_the_lease() {
+        let elb = Elb::new(Fence::shut(), Metrics::new(), &Timings::default());
+        let config = aws_config::SdkConfig::builder().behavior_version(BehaviorVersion::latest()).build();
+        *elb.connection.lock().await = Connection::Made(Client::new(&config), "us-east-1".into());
+        let fault = elb.delete("arn").await.err();
+        assert_eq!(fault.map(|fault| (fault.class, fault.undone)), Some((Class::Conflict, true)));
+    }
 }

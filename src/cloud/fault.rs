@@ -12,11 +12,13 @@ use crate::runtime::telemetry;
 
 /// There is no balancer of that name or ARN.
 pub const NOT_FOUND: &str = "LoadBalancerNotFound";
-/// A balancer that may not be deleted.
-pub const PROTECTED: &str = "OperationNotPermitted";
+/// What AWS does not allow as things are.
+pub const NOT_PERMITTED: &str = "OperationNotPermitted";
 
 /// The reason while the credentials are missing, expired or refused.
 pub const CREDENTIALS_MISSING: &str = "CredentialsMissing";
+/// The reason of a balancer in another region than the one that is asked.
+pub const REGION_MISMATCH: &str = "RegionMismatch";
 /// The reason while no region is known.
 pub const REGION_MISSING: &str = "RegionMissing";
 
@@ -26,13 +28,14 @@ const THROTTLED: &str = "Throttled";
 const UNAVAILABLE: &str = "AWSUnavailable";
 const IN_PROGRESS: &str = "InProgress";
 const NAME_TAKEN: &str = "NameTaken";
-const NOT_PERMITTED: &str = "NotPermitted";
-const SUBNET_FULL: &str = "SubnetFull";
+const FORBIDDEN_NOW: &str = "NotPermitted";
+const SUBNET_UNFIT: &str = "SubnetUnfit";
 const SPEC_REFUSED: &str = "SpecRefused";
 const REFUSED: &str = "Refused";
 
 /// The reasons of what AWS did not answer, or not with a code of the table.
-pub const OTHER_REASONS: [&str; 5] = [CREDENTIALS_MISSING, REGION_MISSING, REFUSED, THROTTLED, UNAVAILABLE];
+pub const OTHER_REASONS: [&str; 6] =
+    [CREDENTIALS_MISSING, REGION_MISMATCH, REGION_MISSING, REFUSED, THROTTLED, UNAVAILABLE];
 
 /// Every code of the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html), also of
 /// what is never called here.
@@ -66,7 +69,7 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("AssociationNotFound",                      Class::Terminal,  SPEC_REFUSED),
     ("TrustStoreNotFound",                       Class::Terminal,  SPEC_REFUSED),
     // The account: its limits ...
-    ("InvalidSubnet",                            Class::Slow,      SUBNET_FULL),
+    ("InvalidSubnet",                            Class::Slow,      SUBNET_UNFIT),
     ("TargetGroupAssociationLimit",              Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyActions",                           Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyCertificates",                      Class::Slow,      QUOTA_EXCEEDED),
@@ -83,7 +86,7 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("TooManyTrustStoreRevocationEntries",       Class::Slow,      QUOTA_EXCEEDED),
     ("TooManyTrustStores",                       Class::Slow,      QUOTA_EXCEEDED),
     // ... what it forbids ...
-    (PROTECTED,                                  Class::Slow,      NOT_PERMITTED),
+    (NOT_PERMITTED,                              Class::Slow,      FORBIDDEN_NOW),
     ("AccessDenied",                             Class::Slow,      ACCESS_DENIED),
     ("AccessDeniedException",                    Class::Slow,      ACCESS_DENIED),
     ("NotAuthorized",                            Class::Slow,      ACCESS_DENIED),
@@ -149,6 +152,14 @@ impl Fault {
         Self { class, reason, code: None, undone: true, message: message.into() }
     }
 
+    /// The balancer is not where AWS is asked.
+    pub fn elsewhere(arn: &str, region: &str) -> Self {
+        let words = format!(
+            "{arn} is not in {region}, the region that the operator is configured for: nothing is done; give the operator that region back"
+        );
+        Self::unsent(Class::Slow, REGION_MISMATCH, words)
+    }
+
     /// The answer did not come, or says nothing.
     pub(super) fn unknown(message: impl Into<String>) -> Self {
         Self { undone: false, ..Self::unsent(Class::Transient, UNAVAILABLE, message) }
@@ -164,6 +175,8 @@ impl Fault {
             None => (Class::Slow, REFUSED),
         };
         let words = message.unwrap_or("no words with it");
+        // Some are as long as a policy, and what to do about it stands behind them.
+        let words = &words[..words.floor_char_boundary(400)];
         let message = match code {
             Some(code) => format!("AWS says {code}: {words}"),
             None => format!("AWS says HTTP {status}: {words}"),

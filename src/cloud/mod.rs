@@ -17,6 +17,9 @@ pub type Tags = BTreeMap<String, String>;
 ///
 /// What is asked for may be done although the answer is an error: a connection may break after the deed.
 pub trait Balancers: Send + Sync + 'static {
+    /// The region that is asked.
+    fn region(&self) -> impl Future<Output = Result<String, Fault>> + Send;
+
     /// The balancer of that name. One that was created or deleted a moment ago may not be shown as it is.
     fn find(&self, name: &str) -> impl Future<Output = Result<Option<Balancer>, Fault>> + Send;
 
@@ -56,8 +59,8 @@ pub struct Wanted {
     pub name: String,
     /// `internet-facing` or `internal`.
     pub scheme: String,
-    /// `ipv4` or one of the others.
-    pub ip_address_type: String,
+    /// `ipv4` or one of the others; `ipv4` is what one is created with where there is none.
+    pub ip_address_type: Option<String>,
     /// IDs of its subnets.
     pub subnets: BTreeSet<String>,
     /// IDs of its security groups; where there are none the cloud chooses.

@@ -28,6 +28,12 @@ fn each_code_stands_in_the_table_once() {
     assert!(CODES.iter().all(|(_, class, _)| *class != Class::Conflict), "that is our own");
 }
 
+#[test]
+fn the_table() {
+    let rows: Vec<_> = CODES.iter().map(|(code, class, reason)| format!("{code}: {class:?}, {reason}")).collect();
+    insta::assert_snapshot!(rows.join("\n"));
+}
+
 /// Who is refused for its spec is terminal, and no other is: what somebody else changes would never be noticed.
 #[test]
 fn only_the_spec_is_terminal() {
@@ -41,7 +47,7 @@ fn only_the_spec_is_terminal() {
 #[case("InvalidConfigurationRequest", 400, Class::Terminal, "SpecRefused")]
 #[case("ValidationError", 400, Class::Terminal, "SpecRefused")]
 #[case("TooManyLoadBalancers", 400, Class::Slow, "QuotaExceeded")]
-#[case("InvalidSubnet", 400, Class::Slow, "SubnetFull")]
+#[case("InvalidSubnet", 400, Class::Slow, "SubnetUnfit")]
 #[case("AccessDenied", 403, Class::Slow, "AccessDenied")]
 #[case("ExpiredToken", 403, Class::Slow, "CredentialsMissing")]
 #[case("OperationNotPermitted", 400, Class::Slow, "NotPermitted")]

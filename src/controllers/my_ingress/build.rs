@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use super::tags::Mark;
 use crate::api::MyIngress;
 use crate::api::my_ingress::{
-    BAD_ADDRESSES, BAD_GROUP, BAD_SCHEME, BAD_SUBNET, LONG_KEY, NAME, OUR_TAG, PUBLIC_ONLY, SUBNETS, SUFFIX,
+    BAD_ADDRESSES, BAD_GROUP, BAD_SCHEME, BAD_SUBNET, BAD_TAG, LONG_KEY, NAME, OUR_TAG, PUBLIC_ONLY, SUBNETS, SUFFIX,
 };
 use crate::cloud::Wanted;
 use crate::cloud::action::MANAGED_BY;
@@ -48,9 +48,12 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
         if key.is_empty() || key.chars().count() > 128 {
             return refuse("spec.tags", LONG_KEY);
         }
-        if key.starts_with("aws:") || key.starts_with("quartermaster.dev/") || key == MANAGED_BY.0 {
+        if key.to_lowercase().starts_with("aws:") || key.starts_with("quartermaster.dev/") || key == MANAGED_BY.0 {
             return refuse("spec.tags", OUR_TAG);
         }
+    }
+    if spec.tags.iter().any(|(key, value)| !is_tag(key) || !is_tag(value)) {
+        return refuse("spec.tags", BAD_TAG);
     }
     Ok(())
 }
@@ -63,7 +66,7 @@ pub fn wanted(ingress: &MyIngress, mark: &Mark<'_>) -> Wanted {
     Wanted {
         name: name(ingress),
         scheme: spec.scheme().into(),
-        ip_address_type: spec.ip_address_type().into(),
+        ip_address_type: spec.ip_address_type.clone(),
         subnets: spec.subnets.iter().cloned().collect(),
         security_groups: spec.security_groups.iter().cloned().collect(),
         tags,
@@ -77,6 +80,10 @@ fn is_name(name: &str) -> bool {
         && name.ends_with(letters)
         && name.chars().all(|c| letters(c) || c == '-')
         && !format!("{name}-").starts_with("internal-")
+}
+
+fn is_tag(text: &str) -> bool {
+    text.chars().all(|c| c.is_alphanumeric() || c == ' ' || "_.:/=+-@".contains(c))
 }
 
 fn is_id(id: &str, prefix: &str) -> bool {
@@ -145,6 +152,8 @@ mod tests {
         "spec.ipAddressType: ipAddressType: dualstack-without-public-ipv4 is for")]
     #[case::tag("web", &[("tags", json!({ "aws:x": "" }))], "spec.tags: take other keys")]
     #[case::our_tag("web", &[("tags", json!({ "ManagedBy": "me" }))], "spec.tags: take other keys")]
+    #[case::aws_tag("web", &[("tags", json!({ "AWS:x": "" }))], "spec.tags: take other keys")]
+    #[case::odd_tag("web", &[("tags", json!({ "a": "b;c" }))], "spec.tags: write tags of letters")]
     #[case::long_tag("web", &[("tags", json!({ "": "" }))], "spec.tags: write tags whose keys")]
     fn what_is_wrong(#[case] name: &str, #[case] more: &[(&str, Value)], #[case] words: &str) {
         let said = check(&ingress(name, &spec(more))).unwrap_err();

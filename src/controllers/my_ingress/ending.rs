@@ -24,31 +24,40 @@ impl<C: Balancers> MyIngresses<C> {
 
     /// Deletes the balancer; none once it is gone.
     async fn delete(&self, pass: &Pass, owner: &Owner) -> Result<Option<(Standing, Outcome)>, Error> {
-        // AWS was never asked for one.
-        let Some(alb) = pass.alb.clone() else { return Ok(None) };
+        let alb = pass.alb.clone().unwrap_or_default();
         let mark = &Mark { owner, cluster: self.cluster().await? };
         let name = build::name(&pass.ingress);
-        let Some(balancer) = self.cloud.find(&name).await? else {
-            return Ok(self.may_yet_appear(&alb).then(|| {
-                let words = "AWS was asked for the load balancer a moment ago, and may show it yet: it is deleted then";
-                (Standing::not(Some(alb), DELETING, words), Outcome::Waiting)
-            }));
-        };
+        self.is_here(pass).await?;
         let deleting = |words: &str| Ok(Some((Standing::not(Some(alb.clone()), DELETING, words), Outcome::Waiting)));
+        let Some(balancer) = self.cloud.find(&name).await? else {
+            if self.may_yet_appear(&alb) {
+                return deleting(
+                    "AWS was asked for the load balancer a moment ago, and may show it yet: it is deleted then",
+                );
+            }
+            if let Some(arn) = &alb.arn {
+                let words = format!("AWS shows no load balancer {name} any more; there was {arn}");
+                self.events.normal(pass.ingress.object_ref(&()), "Delete", "Gone", words);
+            }
+            return Ok(None);
+        };
         let Some(tags) = self.cloud.tags(&balancer.arn).await? else {
             return deleting("AWS does not show yet whose the load balancer is");
         };
         if !matches!(mark.claim(&tags, |uid| self.lives(uid)), Claim::Ours | Claim::Restored) {
+            if tags.is_empty() && self.may_yet_appear(&alb) {
+                return deleting("AWS does not show yet whose the load balancer is");
+            }
             if alb.arn.as_ref() == Some(&balancer.arn) {
                 let words = format!("load balancer {} has lost our tags: it is left as it is", balancer.arn);
                 self.events.warning(pass.ingress.object_ref(&()), "Delete", "LeftBehind", words);
             }
             return Ok(None);
         }
+        // What the cache shows may be of the past, and the balancer that of one who has the name now.
+        self.confirm(pass).await?;
         match self.cloud.delete(&balancer.arn).await {
-            Err(fault) if fault.is(fault::PROTECTED) => {
-                return Err(Error::Cloud(protected(fault, &balancer.arn, mark)));
-            }
+            Err(fault) if is_protected(&fault) => return Err(Error::Cloud(protected(fault, &balancer.arn, mark))),
             deleted => deleted?,
         }
         if self.cloud.find(&name).await?.is_some_and(|shown| shown.arn == balancer.arn) {
@@ -58,6 +67,11 @@ impl<C: Balancers> MyIngresses<C> {
         self.events.normal(pass.ingress.object_ref(&()), "Delete", "Deleted", words);
         Ok(None)
     }
+}
+
+/// AWS has the same code for other things that it does not allow.
+fn is_protected(fault: &Fault) -> bool {
+    fault.is(fault::NOT_PERMITTED) && fault.message.to_lowercase().contains("deletion protection")
 }
 
 fn protected(fault: Fault, arn: &str, mark: &Mark<'_>) -> Fault {

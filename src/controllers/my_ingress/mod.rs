@@ -26,7 +26,7 @@ use crate::runtime::manager::Manager;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::written::Written;
-use crate::runtime::{Key, finalizer, ownership};
+use crate::runtime::{Key, Scope, finalizer, ownership};
 
 pub mod build;
 mod ending;
@@ -39,9 +39,9 @@ pub const NAME: &str = "myingress";
 /// The kind.
 pub const KIND: Kind = Kind::of::<MyIngress>(
     NAME,
-    &["c8490c76581d0166"],
+    &["003032036eb55329"],
     &[
-        Right { group: GROUP, resources: &["myingresses"], verbs: &["list", "patch", "watch"] },
+        Right { group: GROUP, resources: &["myingresses"], verbs: &["get", "list", "patch", "watch"] },
         Right { group: GROUP, resources: &["myingresses/status"], verbs: &["patch"] },
         // That of kube-system has the UID that tells clusters apart.
         Right { group: "", resources: &["namespaces"], verbs: &["get"] },
@@ -59,9 +59,15 @@ pub enum Error {
     /// AWS does not do what it is asked for.
     #[error(transparent)]
     Cloud(#[from] Fault),
+    /// The object is gone, or another one has its name: the cache is behind.
+    #[error("the object is gone, or another one has its name")]
+    Gone,
     /// It is not known which cluster this is.
     #[error("namespace {OF_THE_CLUSTER}, whose UID tells clusters apart, could not be read: {0}")]
     ReadCluster(#[source] kube::Error),
+    /// The object itself could not be read.
+    #[error("the object could not be read: {0}")]
+    Read(#[source] kube::Error),
     /// The object itself could not be written.
     #[error("the status or the finalizer could not be written: {0}")]
     WriteStatus(#[source] kube::Error),
@@ -72,7 +78,8 @@ impl Failure for Error {
         match self {
             Self::Cloud(fault) => fault.class(),
             Self::ReadCluster(kube::Error::Api(said)) if said.code == 403 => Class::Slow,
-            Self::ReadCluster(error) | Self::WriteStatus(error) => error.class(),
+            Self::Gone => Class::Conflict,
+            Self::ReadCluster(error) | Self::Read(error) | Self::WriteStatus(error) => error.class(),
         }
     }
 }
@@ -80,6 +87,7 @@ impl Failure for Error {
 /// The controller.
 pub struct MyIngresses<C> {
     client: Client,
+    scope: Scope,
     ingresses: Store<MyIngress>,
     cloud: C,
     cluster: OnceCell<String>,
@@ -104,6 +112,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let (resync, shown_within) = (timings.aws_resync, timings.aws_shown_within);
     let controller = Arc::new(MyIngresses {
         client: manager.client.clone(),
+        scope: manager.scope.clone(),
         ingresses: store.clone(),
         cloud: Elb::new(manager.fence.clone(), manager.metrics.clone(), timings),
         cluster: OnceCell::new(),
@@ -148,7 +157,8 @@ impl<C: Balancers> MyIngresses<C> {
         let read = async || {
             let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
             let namespace = namespaces.get_metadata(OF_THE_CLUSTER).await.map_err(Error::ReadCluster)?;
-            Ok(namespace.metadata.uid.unwrap_or_default())
+            // The apiserver gives every object one.
+            namespace.metadata.uid.ok_or(Error::Gone)
         };
         self.cluster.get_or_try_init(read).await.map(String::as_str)
     }
@@ -157,8 +167,33 @@ impl<C: Balancers> MyIngresses<C> {
     fn may_yet_appear(&self, alb: &Alb) -> bool {
         alb.requested_at.as_ref().is_some_and(|asked| {
             // The clock of who asked may be ahead of ours.
-            Timestamp::now().duration_since(asked.0).unsigned_abs() < self.shown_within
+            now().0.duration_since(asked.0).unsigned_abs() < self.shown_within
         })
+    }
+
+    /// Has the finalizer be there before anything is in AWS.
+    async fn guard(&self, pass: &mut Pass) -> Result<(), Error> {
+        let api = self.api(&pass.ingress);
+        let guarded = finalizer::put(&self.written, &api, MANAGER, Arc::clone(&pass.ingress), FINALIZER);
+        pass.ingress = guarded.await.map_err(Error::WriteStatus)?;
+        Ok(())
+    }
+
+    /// Asks the apiserver whether this very object is still there.
+    async fn confirm(&self, pass: &Pass) -> Result<(), Error> {
+        let there = self.api(&pass.ingress).get_opt(&pass.ingress.name_any()).await.map_err(Error::Read)?;
+        if there.is_some_and(|there| there.uid() == pass.ingress.uid()) { Ok(()) } else { Err(Error::Gone) }
+    }
+
+    /// Whether the balancer that the status names is where AWS is asked: an ARN proves nothing but that.
+    async fn is_here(&self, pass: &Pass) -> Result<(), Error> {
+        let Some(arn) = pass.alb.as_ref().and_then(|alb| alb.arn.as_deref()) else { return Ok(()) };
+        let region = self.cloud.region().await?;
+        // arn:aws:elasticloadbalancing:REGION:ACCOUNT:...
+        match arn.split(':').nth(3) {
+            Some(theirs) if theirs != region => Err(Error::Cloud(Fault::elsewhere(arn, &region))),
+            _ => Ok(()),
+        }
     }
 
     async fn act(&self, pass: &mut Pass, owner: &Owner) -> Result<(Standing, Outcome), Error> {
@@ -173,11 +208,12 @@ impl<C: Balancers> MyIngresses<C> {
         pass.alb = Some(alb);
         let mut status = pass.ingress.status.clone().unwrap_or_default();
         status.alb.clone_from(&pass.alb);
+        if pass.ingress.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
         let api = self.api(&pass.ingress);
         let written = self.written.status(&api, MANAGER, &pass.ingress, &status).await.map_err(Error::WriteStatus)?;
-        if let Some(written) = written {
-            pass.ingress = written;
-        }
+        pass.ingress = written.ok_or(Error::Gone)?;
         Ok(())
     }
 
@@ -185,7 +221,7 @@ impl<C: Balancers> MyIngresses<C> {
     async fn write(&self, pass: &Pass, standing: &Standing) -> Result<(), Error> {
         let ingress = &pass.ingress;
         let generation = ingress.metadata.generation.unwrap_or_default();
-        let status = standing.status(ingress.status.as_ref(), generation, Time(Timestamp::now()));
+        let status = standing.status(ingress.status.as_ref(), generation, now());
         let api = self.api(ingress);
         let written = self.written.status(&api, MANAGER, ingress, &status).await.map_err(Error::WriteStatus)?;
         if written.is_none() {
@@ -216,6 +252,12 @@ impl<C: Balancers> MyIngresses<C> {
     }
 }
 
+/// Now, as exact as the API keeps it.
+fn now() -> Time {
+    let now = Timestamp::now();
+    Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
+}
+
 impl<C: Balancers> Reconciler for MyIngresses<C> {
     type Object = MyIngress;
     type Error = Error;
@@ -224,11 +266,7 @@ impl<C: Balancers> Reconciler for MyIngresses<C> {
         let ingress = self.written.newest(&Key::of(ingress.as_ref()), ingress);
         let Some(owner) = Owner::of(ingress.as_ref()) else { return Ok(Outcome::Done) };
         let guarded = finalizer::is_on(ingress.as_ref(), FINALIZER);
-        let alb = match &ingress.status {
-            Some(status) => status.alb.clone(),
-            // Whoever put the finalizer there may have asked AWS; the status was lost since, or never written.
-            None => guarded.then(Alb::default),
-        };
+        let alb = ingress.status.as_ref().and_then(|status| status.alb.clone());
         let mut pass = Pass { ingress, alb };
         if pass.ingress.metadata.deletion_timestamp.is_some() {
             return if guarded { self.finish(&pass, &owner).await } else { Ok(Outcome::Done) };
@@ -242,9 +280,6 @@ impl<C: Balancers> Reconciler for MyIngresses<C> {
             self.write(&pass, &Standing::not(pass.alb.clone(), reason, words)).await?;
             return Ok(Outcome::Done);
         }
-        let api = self.api(&pass.ingress);
-        let guarded = finalizer::put(&self.written, &api, MANAGER, Arc::clone(&pass.ingress), FINALIZER);
-        pass.ingress = guarded.await.map_err(Error::WriteStatus)?;
         let came = self.act(&mut pass, &owner).await;
         self.close(&pass, came).await
     }

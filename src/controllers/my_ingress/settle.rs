@@ -2,16 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Resource;
 
 use super::standing::{CONFLICT, CREATING, NAME_TAKEN, NOT_ALIKE, PROVISIONING, Standing};
 use super::tags::Mark;
-use super::{Error, MyIngresses, Pass};
+use super::{Error, MyIngresses, Pass, now};
 use crate::api::my_ingress::Alb;
 use crate::cloud::{Balancer, Balancers, Fault, Tags, Wanted};
-use crate::runtime::ownership::{ADOPT_BY, Claim};
+use crate::runtime::ownership::{ADOPT_BY, Claim, OWNER};
 use crate::runtime::reconciler::Outcome;
 
 impl<C: Balancers> MyIngresses<C> {
@@ -22,8 +20,9 @@ impl<C: Balancers> MyIngresses<C> {
         mark: &Mark<'_>,
         wanted: &Wanted,
     ) -> Result<(Standing, Outcome), Error> {
+        self.is_here(pass).await?;
         match self.cloud.find(&wanted.name).await? {
-            Some(balancer) => self.look(pass, mark, wanted, balancer).await,
+            Some(balancer) => self.look(pass, mark, wanted, balancer, false).await,
             None => self.create(pass, mark, wanted).await,
         }
     }
@@ -34,37 +33,30 @@ impl<C: Balancers> MyIngresses<C> {
         if alb.arn.is_some() && self.may_yet_appear(&alb) {
             return Ok((appearing(alb), Outcome::Waiting));
         }
+        self.guard(pass).await?;
         // Known to whoever comes after us, however this ends.
         let before = pass.alb.clone();
-        let asked = Alb { requested_at: Some(Time(Timestamp::now())), tag_keys: keys(pass), ..Alb::default() };
+        let tag_keys = alb.tag_keys.into_iter().chain(keys(pass)).collect::<BTreeSet<_>>().into_iter().collect();
+        let asked = Alb { requested_at: Some(now()), tag_keys, ..Alb::default() };
         self.note(pass, asked.clone()).await?;
         let created = self.cloud.create(wanted).await.inspect_err(|fault| {
             if fault.undone {
                 pass.alb.clone_from(&before);
             }
         })?;
+        pass.alb = Some(Alb { arn: Some(created.arn.clone()), ..asked });
         // The answer may be somebody else's balancer that has these very settings.
-        let Some(tags) = self.cloud.tags(&created.arn).await? else {
-            let alb = Alb { arn: Some(created.arn), ..asked };
-            return Ok((appearing(alb), Outcome::Waiting));
-        };
-        match mark.claim(&tags, |uid| self.lives(uid)) {
-            Claim::Ours => {
-                let words = format!("load balancer {} was created: {}", wanted.name, created.arn);
-                self.events.normal(pass.ingress.object_ref(&()), "Create", "Created", words);
-                Ok(stands(asked, &created))
-            }
-            _ => self.look(pass, mark, wanted, created).await,
-        }
+        self.look(pass, mark, wanted, created, true).await
     }
 
-    /// There is one of that name.
+    /// There is one of that name, which is what an attempt to create it gave if it is `new`.
     async fn look(
         &self,
         pass: &mut Pass,
         mark: &Mark<'_>,
         wanted: &Wanted,
         balancer: Balancer,
+        new: bool,
     ) -> Result<(Standing, Outcome), Error> {
         let alb = pass.alb.clone().unwrap_or_default();
         let Some(tags) = self.cloud.tags(&balancer.arn).await? else {
@@ -72,10 +64,14 @@ impl<C: Balancers> MyIngresses<C> {
         };
         let lives = |uid: &str| self.lives(uid);
         let claim = mark.claim(&tags, lives);
+        // The tags of a new one may be shown late too.
+        let outcome = if self.may_yet_appear(&alb) { Outcome::Waiting } else { Outcome::Done };
         // Of what is not ours nothing is said but that: whether there is one of ours is looked at anew when this one ends.
-        let refused = |reason, words| Ok((Standing::not(Some(Alb::default()), reason, words), Outcome::Done));
+        let unknown = Alb { requested_at: alb.requested_at.clone(), ..Alb::default() };
+        let refused = |reason, words| Ok((Standing::not(Some(unknown), reason, words), outcome));
         if let Claim::Foreign(foreign) = &claim {
-            return match mark.sibling(foreign, &tags, lives) {
+            let may_live = |uid: &str, namespace: &str| self.lives(uid) || !self.scope.covers(namespace);
+            return match mark.sibling(foreign, &tags, may_live) {
                 Some(sibling) => refused(
                     NAME_TAKEN,
                     format!(
@@ -93,20 +89,69 @@ impl<C: Balancers> MyIngresses<C> {
                 _ => refused(NOT_ALIKE, words),
             };
         }
-        let alb = self.tag(pass, &balancer, &tags, wanted).await?;
-        if claim != Claim::Ours {
-            let words = format!("load balancer {} was taken over: {}", wanted.name, balancer.arn);
-            self.events.normal(pass.ingress.object_ref(&()), "Adopt", "Adopted", words);
+        if claim == Claim::Restored {
+            // Whether a UID lives is decided from the cache, which may be of the past.
+            self.confirm(pass).await?;
         }
-        self.put_right(pass, &balancer, wanted).await?;
-        Ok(stands(alb, &balancer))
+        self.guard(pass).await?;
+        pass.alb = Some(known(alb, &balancer));
+        let mut changed = Vec::new();
+        let came = self.put_right(pass, &balancer, &tags, wanted, &mut changed).await;
+        let event = |action, reason, words| self.events.normal(pass.ingress.object_ref(&()), action, reason, words);
+        if claim != Claim::Ours {
+            event("Adopt", "Adopted", format!("load balancer {} was taken over: {}", wanted.name, balancer.arn));
+        } else if new {
+            event("Create", "Created", format!("load balancer {} was created: {}", wanted.name, balancer.arn));
+        } else if !changed.is_empty() {
+            event("Update", "Updated", format!("{} of load balancer {} put right", changed.join(", "), wanted.name));
+        }
+        came?;
+        Ok(stands(pass.alb.clone().unwrap_or_default(), &balancer))
     }
 
-    /// Has it have the tags that are wanted; gives what is to be known of it.
-    async fn tag(&self, pass: &mut Pass, balancer: &Balancer, tags: &Tags, wanted: &Wanted) -> Result<Alb, Error> {
-        let mut alb = known(pass.alb.clone().unwrap_or_default(), balancer);
-        let (had, wants): (BTreeSet<_>, BTreeSet<_>) =
-            (alb.tag_keys.iter().cloned().collect(), keys(pass).into_iter().collect());
+    /// Has it be as it is wanted, as far as AWS lets that be: one refusal does not keep the rest from it. What was `changed`.
+    async fn put_right(
+        &self,
+        pass: &mut Pass,
+        balancer: &Balancer,
+        tags: &Tags,
+        wanted: &Wanted,
+        changed: &mut Vec<&'static str>,
+    ) -> Result<(), Error> {
+        // First, because the tags say whose it is.
+        if self.tag(pass, balancer, tags, wanted).await? {
+            changed.push("tags");
+        }
+        let Wanted { subnets, security_groups, .. } = wanted;
+        let addresses = wanted.ip_address_type.as_ref().filter(|addresses| balancer.ip_address_type != **addresses);
+        // Subnets of another kind may only do for fewer addresses.
+        let fewer = |addresses: &&String| **addresses == "ipv4";
+        let mut came = Vec::new();
+        let mut did = |what: &'static str, result: Result<(), Fault>| {
+            if result.is_ok() {
+                changed.push(what);
+            }
+            came.push(result);
+        };
+        if let Some(addresses) = addresses.filter(fewer) {
+            did("IP address type", self.cloud.set_ip_address_type(&balancer.arn, addresses).await);
+        }
+        if balancer.subnets != *subnets {
+            did("subnets", self.cloud.set_subnets(&balancer.arn, subnets).await);
+        }
+        if let Some(addresses) = addresses.filter(|addresses| !fewer(addresses)) {
+            did("IP address type", self.cloud.set_ip_address_type(&balancer.arn, addresses).await);
+        }
+        if !security_groups.is_empty() && balancer.security_groups != *security_groups {
+            did("security groups", self.cloud.set_security_groups(&balancer.arn, security_groups).await);
+        }
+        came.into_iter().collect::<Result<(), Fault>>().map_err(Error::Cloud)
+    }
+
+    /// Has it have the tags that are wanted; whether it had not.
+    async fn tag(&self, pass: &mut Pass, balancer: &Balancer, tags: &Tags, wanted: &Wanted) -> Result<bool, Error> {
+        let mut alb = pass.alb.clone().unwrap_or_default();
+        let (had, wants): (BTreeSet<_>, BTreeSet<_>) = (alb.tag_keys.iter().cloned().collect(), keys(pass).collect());
         let missing: Tags = wanted.tags.iter().filter(|(key, value)| tags.get(*key) != Some(value)).map(own).collect();
         if !wants.is_subset(&had) {
             // Known before they are there, or nobody would ever take them away again.
@@ -116,45 +161,17 @@ impl<C: Balancers> MyIngresses<C> {
         if !missing.is_empty() {
             self.cloud.add_tags(&balancer.arn, &missing).await?;
         }
-        let dropped = had.difference(&wants).map(String::as_str).chain([ADOPT_BY]);
+        // Another's consent is for them to use.
+        let used = tags.get(ADOPT_BY).is_some_and(|by| Some(by) == wanted.tags.get(OWNER));
+        let dropped = had.difference(&wants).map(String::as_str).chain(used.then_some(ADOPT_BY));
         let extra: BTreeSet<_> =
             dropped.filter(|key| tags.contains_key(*key) && !wanted.tags.contains_key(*key)).map(Into::into).collect();
         if !extra.is_empty() {
             self.cloud.remove_tags(&balancer.arn, &extra).await?;
         }
         alb.tag_keys = wants.into_iter().collect();
-        Ok(alb)
-    }
-
-    /// Has it have the subnets, groups and addresses that are wanted.
-    async fn put_right(&self, pass: &Pass, balancer: &Balancer, wanted: &Wanted) -> Result<(), Fault> {
-        let Wanted { subnets, security_groups, ip_address_type, .. } = wanted;
-        let mut changed = Vec::new();
-        let addresses = balancer.ip_address_type != *ip_address_type;
-        // Subnets of another kind may only do for fewer addresses.
-        let fewer = ip_address_type == "ipv4";
-        if addresses && fewer {
-            self.cloud.set_ip_address_type(&balancer.arn, ip_address_type).await?;
-        }
-        if balancer.subnets != *subnets {
-            self.cloud.set_subnets(&balancer.arn, subnets).await?;
-            changed.push("subnets");
-        }
-        if addresses && !fewer {
-            self.cloud.set_ip_address_type(&balancer.arn, ip_address_type).await?;
-        }
-        if addresses {
-            changed.push("IP address type");
-        }
-        if !security_groups.is_empty() && balancer.security_groups != *security_groups {
-            self.cloud.set_security_groups(&balancer.arn, security_groups).await?;
-            changed.push("security groups");
-        }
-        if !changed.is_empty() {
-            let words = format!("{} of load balancer {} put right", changed.join(", "), wanted.name);
-            self.events.normal(pass.ingress.object_ref(&()), "Update", "Updated", words);
-        }
-        Ok(())
+        pass.alb = Some(alb);
+        Ok(!missing.is_empty() || !extra.is_empty())
     }
 }
 
@@ -178,8 +195,8 @@ fn known(alb: Alb, balancer: &Balancer) -> Alb {
 }
 
 /// Keys of the tags of the spec.
-fn keys(pass: &Pass) -> Vec<String> {
-    pass.ingress.spec.tags.keys().cloned().collect()
+fn keys(pass: &Pass) -> impl Iterator<Item = String> + '_ {
+    pass.ingress.spec.tags.keys().cloned()
 }
 
 fn own((key, value): (&String, &String)) -> (String, String) {

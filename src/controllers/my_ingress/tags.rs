@@ -46,21 +46,26 @@ impl Mark<'_> {
         self.owner.claim(&marks, lives)
     }
 
-    /// The sibling whose balancer it is, which lives: it is nobody's to hand over.
-    pub fn sibling<'a>(&self, foreign: &'a Foreign, tags: &Tags, lives: impl Fn(&str) -> bool) -> Option<&'a str> {
-        match foreign {
-            Foreign::Sibling(owner) => tags.get(OWNER_UID).filter(|uid| lives(uid)).map(|_| owner.as_str()),
-            _ => None,
-        }
+    /// The sibling whose balancer it is, which lives: it is nobody's to hand over. `may_live` is asked with UID and namespace.
+    pub fn sibling<'a>(
+        &self,
+        foreign: &'a Foreign,
+        tags: &Tags,
+        may_live: impl Fn(&str, &str) -> bool,
+    ) -> Option<&'a str> {
+        let Foreign::Sibling(owner) = foreign else { return None };
+        let (namespace, _) = owner.split_once('/')?;
+        may_live(tags.get(OWNER_UID)?, namespace).then_some(owner)
     }
 
     /// What to say of a balancer that is not ours, and how it is handed over.
     pub fn conflict(&self, balancer: &Balancer, name: &str, tags: &Tags) -> String {
         let whose = match (tags.get(CLUSTER), tags.get(OWNER)) {
             (Some(cluster), owner) if cluster != self.cluster => {
-                format!("belongs to MyIngress {} of cluster {cluster}", owner.map_or("?", |owner| owner))
+                let owner = owner.map_or("?", |owner| short(owner));
+                format!("belongs to MyIngress {owner} of cluster {}", short(cluster))
             }
-            (Some(_), Some(owner)) if *owner != self.owner.path() => format!("belonged to MyIngress {owner}"),
+            (Some(_), Some(owner)) if *owner != self.owner.path() => format!("belonged to MyIngress {}", short(owner)),
             _ => "is not ours".into(),
         };
         format!(
@@ -77,6 +82,11 @@ impl Mark<'_> {
         let (name, namespace) = (self.owner.name(), self.owner.namespace());
         format!("kubectl annotate myingress {name} -n {namespace} {REQUESTED_AT}=\"$(date +%s)\" --overwrite")
     }
+}
+
+/// Anybody may write a tag of 256 letters, and the command behind it is to be read.
+fn short(text: &str) -> &str {
+    &text[..text.floor_char_boundary(130)]
 }
 
 #[cfg(test)]
@@ -143,8 +153,8 @@ mod tests {
         let mark = Mark { owner: &owner, cluster: "c1" };
         let theirs = tags(&[(CLUSTER, "c1"), (OWNER_UID, "u2"), (OWNER, "a/web")]);
         let Claim::Foreign(foreign) = mark.claim(&theirs, |_| true) else { panic!() };
-        assert_eq!(mark.sibling(&foreign, &theirs, |uid| uid == "u2"), Some("a/web"));
-        assert_eq!(mark.sibling(&foreign, &theirs, |_| false), None, "its balancer was left behind");
+        assert_eq!(mark.sibling(&foreign, &theirs, |uid, namespace| (uid, namespace) == ("u2", "a")), Some("a/web"));
+        assert_eq!(mark.sibling(&foreign, &theirs, |_, _| false), None, "its balancer was left behind");
     }
 
     #[rstest]

@@ -25,6 +25,7 @@ const BAD_SUBNET: &str = "spec.subnets: |write the IDs of subnets, such as subne
 const BAD_SCHEME: &str = "spec.scheme: |write scheme: internet-facing";
 const BAD_GROUP: &str = "spec.securityGroups: |write the IDs of security groups";
 const BAD_ADDRESSES: &str = "spec.ipAddressType: |write ipAddressType: ipv4";
+const BAD_TAG: &str = "spec.tags: |write tags of letters, digits";
 const OUR_TAG: &str = "spec.tags: |take other keys";
 
 #[rustfmt::skip] // one line a case
@@ -77,6 +78,10 @@ fn cases() -> Vec<Case> {
         (tag("", "v"), "spec.tags: |write tags whose keys have 1 to 128 characters"),
         (tag("a", &"v".repeat(257)), "spec.tags.a: |Too long"),
         (tag("aws:a", "v"), OUR_TAG),
+        (tag("AWS:a", "v"), OUR_TAG),
+        (tag("\u{e4}\u{1F10B} _.:/=+-@", "\u{e4} _.:/=+-@"), ""),
+        (tag("a;b", "v"), BAD_TAG),
+        (tag("a", "v;"), BAD_TAG),
         (tag("ManagedBy", "me"), OUR_TAG),
         (tag("quartermaster.dev/owner-uid", "u"), OUR_TAG),
         (and(&format!("tags: {{{}}}", tags(40))), ""),

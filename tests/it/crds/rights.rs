@@ -38,7 +38,7 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("get list watch",       "namespaces."),
     ("list watch",           "myapps.demo.rtfm.co.ua"),
     ("patch",                "myapps/status.demo.rtfm.co.ua"),
-    ("list patch watch",     "myingresses.demo.rtfm.co.ua"),
+    ("get list patch watch", "myingresses.demo.rtfm.co.ua"),
     ("patch",                "myingresses/status.demo.rtfm.co.ua"),
     // Where owner references are checked.
     ("update",               "configmapsyncs/finalizers.apps.bixbite.io"),

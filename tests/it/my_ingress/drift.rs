@@ -32,7 +32,44 @@ async fn all_that_we_set_is_put_right_and_nothing_else() {
     assert_eq!(mended.tags["cost-centre"], "7");
     assert!(mended.deletion_protection);
     let told = site.bed.event("web", "Updated").await;
-    assert!(told.contains("subnets, IP address type, security groups"), "{told}");
+    assert!(told.starts_with("tags, subnets, IP address type, security groups of load balancer web-alb"), "{told}");
+}
+
+/// What was never in the spec is whatever somebody made it.
+#[tokio::test]
+async fn what_the_spec_does_not_say_is_left_alone() {
+    let site = Site::new("unsaid").await;
+    let _operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    let arn = site.balancer("web").await.unwrap().arn;
+    let groups = site.aws.security_groups();
+    site.aws.set_security_groups(&arn, &[&*groups[1]]).await.unwrap();
+    site.aws.set_ip_address_type(&arn, "dualstack").await.unwrap();
+    site.aws.clear();
+    site.look_again("web").await;
+    site.respec("web", json!({ "subnets": ["subnet-abc", "subnet-ghi"] })).await;
+    let moved = site.becomes("web", "has other subnets", |balancer| balancer.subnets[1] == "subnet-ghi").await;
+    assert_eq!((moved.ip_address_type.as_str(), moved.security_groups.as_slice()), ("dualstack", &groups[1..]));
+    site.ready("web").await;
+    assert_eq!(changing(&site.aws.calls()), ["SetSubnets"]);
+}
+
+/// One refusal does not keep the rest from being put right.
+#[tokio::test]
+async fn what_aws_lets_be_is_put_right() {
+    let site = Site::new("partly").await;
+    let _operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    let group = site.aws.security_groups().remove(1);
+    let spec = json!({ "subnets": ["subnet-abc", "subnet-0000"], "securityGroups": [group] });
+    site.respec("web", spec).await;
+    let words = site.says("web", "SpecRefused").await;
+    assert!(words.starts_with("AWS says SubnetNotFound: "), "{words}");
+    assert_eq!(site.balancer("web").await.unwrap().security_groups, [group]);
+    let told = site.bed.event("web", "Updated").await;
+    assert!(told.starts_with("security groups of load balancer web-alb"), "{told}");
 }
 
 #[tokio::test]
@@ -50,7 +87,7 @@ async fn every_change_of_the_spec_and_back() {
     site.becomes("web", "has two subnets", |balancer| balancer.subnets == SUBNETS).await;
     site.respec("web", json!({ "ipAddressType": "dualstack" })).await;
     site.becomes("web", "has both addresses", |balancer| balancer.ip_address_type == "dualstack").await;
-    site.respec("web", json!({ "ipAddressType": null })).await;
+    site.respec("web", json!({ "ipAddressType": "ipv4" })).await;
     site.becomes("web", "has one address", |balancer| balancer.ip_address_type == "ipv4").await;
     site.respec("web", json!({ "securityGroups": groups })).await;
     site.becomes("web", "has two groups", |balancer| balancer.security_groups.len() == 2).await;

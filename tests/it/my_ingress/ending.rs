@@ -19,6 +19,22 @@ async fn what_was_never_created_does_not_hold_it_up() {
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
+/// A status may be lost in part.
+#[tokio::test]
+async fn without_a_word_of_it_in_the_status_aws_is_asked() {
+    let site = Site::new("lost").await;
+    let operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    drop(operator);
+    let lost = kube::api::Patch::Merge(json!({ "status": { "alb": null } }));
+    site.bed.api::<MyIngress>().patch_status("web", &Default::default(), &lost).await.unwrap();
+    site.bed.delete::<MyIngress>("web").await;
+    let _operator = site.operator().await;
+    site.gone("web").await;
+    assert_eq!(site.aws.balancers().await.unwrap(), []);
+}
+
 /// Nobody was ever asked, so nobody has to be.
 #[tokio::test]
 async fn without_aws_it_goes_at_once() {
@@ -103,16 +119,19 @@ async fn while_aws_is_down_it_waits() {
 #[tokio::test]
 async fn deleted_before_aws_shows_it() {
     let site = Site::new("hidden").await;
-    site.aws.hide_new(Duration::from_secs(3));
-    let mut operator = Operator::start(&site.bed, site.settings().flag("--aws-shown-within=20s")).await;
+    let for_now = Duration::from_hours(1);
+    site.aws.hide_new(for_now);
+    let mut operator = site.operator().await;
     site.ingress("web", json!({})).await;
     site.says("web", "Creating").await;
     site.bed.delete::<MyIngress>("web").await;
     site.says("web", "Deleting").await;
+    site.aws.hide_new(Duration::ZERO);
     site.gone("web").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 
     // Also when who asked for it never learned that it was made.
+    site.aws.hide_new(for_now);
     site.aws.fault(On::action("CreateLoadBalancer"), Times::First(1), Fault::CutAfter);
     let asked = site.aws.gate(On::action("DescribeLoadBalancers"), 2, testbed::aws::Point::Before);
     site.ingress("again", json!({})).await;
@@ -121,6 +140,8 @@ async fn deleted_before_aws_shows_it() {
     asked.cut();
     site.bed.delete::<MyIngress>("again").await;
     operator.restart();
+    site.says("again", "Deleting").await;
+    site.aws.hide_new(Duration::ZERO);
     site.gone("again").await;
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }

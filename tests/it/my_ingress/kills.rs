@@ -2,6 +2,7 @@
 //! balancer, or none.
 
 use testbed::aws::{On, Point};
+use testbed::proxy::Match;
 
 use super::*;
 use crate::support::at_each_write;
@@ -63,6 +64,32 @@ async fn a_kill_at_any_call_leaves_one_balancer_or_none() {
     let calls = Box::pin(calls).await;
     // Look, create, look whose; look, whose, two for tags, three for the rest; look, whose, delete, look.
     assert!(calls.iter().all(|calls| *calls >= 14), "{calls:?} calls");
+}
+
+/// The same at each write to Kubernetes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_at_any_write_leaves_one_balancer_or_none() {
+    let points = [testbed::proxy::Point::AfterApplied, testbed::proxy::Point::AfterAnswer];
+    let writes = at_each_write(&points, async |point, write| {
+        let site = Site::new("killed").await;
+        site.aws.provisioning(std::time::Duration::ZERO);
+        let scene = async {
+            site.ingress("web", json!({ "tags": { "team": "a" } })).await;
+            site.ready("web").await;
+            site.respec("web", json!({ "tags": { "team": null, "stage": "test" } })).await;
+            site.ready("web").await;
+            let balancers = site.aws.balancers().await.unwrap();
+            site.bed.delete::<MyIngress>("web").await;
+            site.gone("web").await;
+            assert_eq!((balancers.len(), site.aws.balancers().await.unwrap().len()), (1, 0));
+            plain(&balancers[0])
+        };
+        let writes = Match::writes().except_resource("events");
+        Box::pin(crate::support::killed_at(&site.bed, site.settings(), writes, point, write, scene)).await
+    });
+    let writes = Box::pin(writes).await;
+    // The finalizer, what is asked for, Ready; the tags, Ready; the finalizer.
+    assert!(writes.iter().all(|writes| *writes >= 6), "{writes:?} writes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -21,7 +21,7 @@ use super::*;
     "QuotaExceeded"
 )]
 #[case::denied(Fault::code("AccessDenied", "User is not authorized to perform"), "AccessDenied")]
-#[case::full(Fault::code("InvalidSubnet", "Not enough IP space available in subnet-abc"), "SubnetFull")]
+#[case::unfit(Fault::code("InvalidSubnet", "Not enough IP space available in subnet-abc"), "SubnetUnfit")]
 #[case::taken(Fault::code("DuplicateLoadBalancerName", "A load balancer with that name already exists"), "NameTaken")]
 #[case::new_to_us(Fault::code("NeverHeardOf", "words"), "Refused")]
 #[tokio::test]

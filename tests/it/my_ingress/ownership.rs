@@ -1,6 +1,7 @@
 //! Whose a balancer is: what is not ours is never changed, never deleted, never claimed.
 
 use testbed::aws::{On, Point};
+use testbed::proxy::{Fault, Match, Then, Times, Verb};
 
 use super::*;
 
@@ -51,6 +52,9 @@ async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
         assert!(words.contains(whose), "{words}");
         site.look_again(name).await;
         site.aws.wait_for(SOON, |calls| calls.len() >= 4).await.unwrap();
+        // Once there is a third look, the second is over.
+        site.look_again(name).await;
+        site.aws.wait_for(SOON, |calls| calls.len() >= 6).await.unwrap();
         site.says(name, "Conflict").await;
         assert_eq!(changing(&site.aws.calls()), [""; 0], "{name}");
         let ingress: MyIngress = site.bed.api().get(name).await.unwrap();
@@ -144,7 +148,7 @@ async fn of_two_of_one_name_the_second_is_refused() {
 async fn one_that_came_in_between_is_not_claimed() {
     let site = Site::new("between").await;
     let gate = site.aws.gate(On::action("CreateLoadBalancer"), 1, Point::Before);
-    let _operator = site.operator().await;
+    let _operator = Operator::start(&site.bed, site.settings().flag("--aws-shown-within=2s")).await;
     site.ingress("web", json!({})).await;
     gate.reached(SOON).await.unwrap();
     let theirs = site.aws.create("web-alb", &SUBNETS, "internet-facing", &[]).await.unwrap();
@@ -155,6 +159,76 @@ async fn one_that_came_in_between_is_not_claimed() {
     let left = site.aws.balancers().await.unwrap();
     assert_eq!((left.len(), &left[0].arn, left[0].tags.len()), (1, &theirs, 0));
     assert_eq!(changing(&site.aws.calls()), ["CreateLoadBalancer"]);
+}
+
+/// What is to be another's is not taken away from them.
+#[tokio::test]
+async fn ones_own_is_handed_on() {
+    let site = Site::new("handed").await;
+    let _operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    let arn = site.balancer("web").await.unwrap().arn;
+    site.aws.tag(&arn, ADOPT_BY, "another/web").await.unwrap();
+    site.aws.tag(&arn, "quartermaster.dev/owner", "somebody").await.unwrap();
+    site.look_again("web").await;
+    let whole = |balancer: &Balancer| balancer.tags["quartermaster.dev/owner"] == site.path("web");
+    let looked_at = site.becomes("web", "has its tags again", whole).await;
+    assert_eq!(looked_at.tags[ADOPT_BY], "another/web");
+}
+
+/// The cache shows an object that is gone: nothing is created for it.
+#[tokio::test]
+async fn for_one_that_is_gone_nothing_is_created() {
+    let site = Site::new("gone").await;
+    let (proxy, file) = site.bed.through_proxy().await;
+    let api: Api<MyIngress> = site.bed.api();
+    let noted = Match::verb(Verb::Patch).resource("myingresses").subresource("status");
+    let reached = Arc::new(tokio::sync::Notify::new());
+    let hook = {
+        let (reached, api) = (Arc::clone(&reached), api.clone());
+        Fault::hook(testbed::proxy::Point::Before, move |_| {
+            let (reached, api) = (Arc::clone(&reached), api.clone());
+            async move {
+                let none = kube::api::Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+                api.delete("web", &Default::default()).await.unwrap();
+                api.patch("web", &Default::default(), &none).await.unwrap();
+                reached.notify_one();
+                Then::GoOn
+            }
+        })
+    };
+    let order = proxy.inject(noted, Times::First(1), hook);
+    let _operator = Operator::start(&site.bed, site.settings().kubeconfig(file)).await;
+    site.ingress("web", json!({})).await;
+    reached.notified().await;
+    site.gone("web").await;
+    site.ingress("marker", json!({})).await;
+    site.ready("marker").await;
+    assert_eq!(order.hits(), 1);
+    let made: Vec<_> = site.aws.balancers().await.unwrap().into_iter().map(|balancer| balancer.name).collect();
+    assert_eq!(made, ["marker-alb"]);
+}
+
+/// Where the balancer is not, it is neither made again nor forgotten.
+#[tokio::test]
+async fn in_another_region_nothing_is_done() {
+    let site = Site::new("region").await;
+    let mut operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    operator.kill();
+    drop(operator);
+    let moved = Operator::start(&site.bed, site.settings().env("AWS_REGION", "eu-central-1")).await;
+    let words = site.says("web", "RegionMismatch").await;
+    assert!(words.contains("is not in eu-central-1"), "{words}");
+    site.bed.delete::<MyIngress>("web").await;
+    site.look_again("web").await;
+    site.says("web", "RegionMismatch").await;
+    drop(moved);
+    let _operator = site.operator().await;
+    site.gone("web").await;
+    assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
 /// All UIDs are new after a restore from a backup, and the status is gone.
