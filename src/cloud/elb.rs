@@ -81,13 +81,11 @@ impl Elb {
             .load();
         let loaded = tokio::time::timeout(self.timeout, load).await.ok();
         let region = loaded.as_ref().and_then(|config| config.region()).map(ToString::to_string);
-        match (loaded, region.filter(|region| !region.is_empty())) {
-            (Some(config), Some(region)) => Ok((Client::new(&config), region)),
-            _ => {
-                let words = "no region for AWS: set AWS_REGION, or region in the profile";
-                Err(Fault::unsent(Class::Slow, fault::REGION_MISSING, words))
-            }
-        }
+        let made = loaded.zip(region.filter(|region| !region.is_empty()));
+        made.map(|(config, region)| (Client::new(&config), region)).ok_or_else(|| {
+            let words = "no region for AWS: set AWS_REGION, or region in the profile";
+            Fault::unsent(Class::Slow, fault::REGION_MISSING, words)
+        })
     }
 
     /// Makes a call, when it is its turn.

@@ -119,6 +119,22 @@ impl Program {
     }
 }
 
+/// What a script of the project prints as its one line, once it has done its work: a folder. Its progress goes to standard
+/// error.
+pub(crate) async fn folder_of(script: &str) -> anyhow::Result<PathBuf> {
+    let output = tokio::process::Command::new("bash")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(script))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped()) // not `output`: that captures standard error too, and the progress is there
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("running {script}"))?
+        .wait_with_output()
+        .await?;
+    anyhow::ensure!(output.status.success(), "{script} failed ({})", output.status);
+    Ok(String::from_utf8(output.stdout)?.trim_end().into())
+}
+
 /// Has the lasting thread start `command`.
 fn start(command: Command) -> io::Result<std::process::Child> {
     let starter = STARTER.get_or_init(|| {

@@ -1,16 +1,14 @@
 //! Which calls something is done to, and what.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use http::StatusCode;
-use tokio::sync::watch;
 
 use super::answer::{self, Refused};
 use super::gate::{Door, Point};
-use crate::journal::lock;
-pub use crate::proxy::Times;
+use crate::orders::Orders;
+pub use crate::orders::{Order, Times};
 use crate::serve::Reply;
 
 /// Calls that have something in common.
@@ -51,7 +49,7 @@ impl On {
         Self(Kind::Actions(actions.iter().map(|action| (*action).to_owned()).collect()))
     }
 
-    fn matches(&self, action: &str) -> bool {
+    pub(super) fn matches(&self, action: &str) -> bool {
         match &self.0 {
             Kind::All => true,
             Kind::Reads => is_read(action),
@@ -143,34 +141,6 @@ pub(super) fn expired() -> Refused {
     Refused::with_status(403, "ExpiredToken", "The security token included in the request is expired")
 }
 
-/// An order that stands until it is taken back, by hand: dropping this does nothing.
-#[derive(Clone)]
-pub struct Order {
-    hits: watch::Sender<u64>,
-    take_back: Arc<dyn Fn() + Send + Sync>,
-}
-
-impl Order {
-    /// How often it was carried out.
-    pub fn hits(&self) -> u64 {
-        *self.hits.borrow()
-    }
-
-    /// Waits until it was carried out so often; an error after `deadline`.
-    pub async fn wait_for_hits(&self, hits: u64, deadline: Duration) -> anyhow::Result<()> {
-        let mut seen = self.hits.subscribe();
-        tokio::time::timeout(deadline, seen.wait_for(|seen| *seen >= hits))
-            .await
-            .with_context(|| format!("{} of {hits} hits within {deadline:?}", self.hits()))??;
-        Ok(())
-    }
-
-    /// Takes it back.
-    pub fn take_back(&self) {
-        (self.take_back)();
-    }
-}
-
 /// What is done to a call on its way.
 #[derive(Clone)]
 pub(super) enum Deed {
@@ -178,56 +148,14 @@ pub(super) enum Deed {
     Gate(Point, Arc<Door>),
 }
 
-struct Standing {
-    id: u64,
-    on: On,
-    times: Times,
-    seen: u64,
-    deed: Deed,
-    hits: watch::Sender<u64>,
-}
-
-#[derive(Default)]
-struct Orders {
-    last_id: u64,
-    standing: Vec<Standing>,
-}
-
 /// All that is ordered.
-#[derive(Default)]
-pub(super) struct Plan(Mutex<Orders>);
+pub(super) type Plan = Orders<On, Deed>;
 
-impl Plan {
-    pub(super) fn order(self: &Arc<Self>, on: On, times: Times, deed: Deed) -> Order {
-        let hits = watch::Sender::new(0);
-        let mut orders = lock(&self.0);
-        orders.last_id += 1;
-        let id = orders.last_id;
-        orders.standing.push(Standing { id, on, times, seen: 0, deed, hits: hits.clone() });
-        let plan = self.clone();
-        Order { hits, take_back: Arc::new(move || lock(&plan.0).standing.retain(|standing| standing.id != id)) }
-    }
-
-    pub(super) fn clear(&self) {
-        // Dropped after the lock is: a gate's door opens then.
-        let standing = std::mem::take(&mut lock(&self.0).standing);
-        for Standing { deed, .. } in standing {
-            if let Deed::Gate(_, door) = deed {
-                door.open();
-            }
+/// Takes all back: what is held goes on.
+pub(super) fn clear(plan: &Plan) {
+    for deed in plan.clear() {
+        if let Deed::Gate(_, door) = deed {
+            door.open();
         }
-    }
-
-    /// What is done to this call, in the order in which it was ordered.
-    pub(super) fn decide(&self, action: &str) -> Vec<Deed> {
-        let mut deeds = Vec::new();
-        for standing in lock(&self.0).standing.iter_mut().filter(|standing| standing.on.matches(action)) {
-            standing.seen += 1;
-            if standing.times.includes(standing.seen) {
-                standing.hits.send_modify(|hits| *hits += 1);
-                deeds.push(standing.deed.clone());
-            }
-        }
-        deeds
     }
 }

@@ -99,7 +99,7 @@ impl Layer {
         let mut entry = Entry::new(&self, arrived.moment.instant, &form);
         let action = form.action();
         let mut after = Vec::new();
-        for deed in self.plan.decide(action) {
+        for deed in self.plan.decide(|on| on.matches(action)) {
             match deed {
                 Deed::Gate(Point::Before, door) if !door.pass().await => return Reply::reset(),
                 Deed::Gate(Point::Before, _) => {}

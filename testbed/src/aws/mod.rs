@@ -159,7 +159,7 @@ impl Aws {
 
     /// Takes back every fault, gate and [`Self::hide_new`], and is up again.
     pub fn behave(&self) {
-        self.layer.plan.clear();
+        faults::clear(&self.layer.plan);
         self.down(false);
         self.hide_new(Duration::ZERO);
     }

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
@@ -23,7 +23,7 @@ use super::answer::{Done, Refused};
 use super::form::Form;
 use super::xml::Element;
 use crate::journal::lock;
-use crate::process::{Child, Folder, Program};
+use crate::process::{Child, Folder, Program, folder_of};
 use crate::wait;
 
 /// How long it may take to start, on a machine that builds at the same time.
@@ -178,18 +178,5 @@ pub async fn api_model() -> Result<serde_json::Value> {
 }
 
 async fn install() -> Result<PathBuf> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/moto/install.sh");
-    let output = Command::new("bash")
-        .arg(script)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped()) // not `output`: that captures standard error too, and the progress is there
-        .kill_on_drop(true)
-        .spawn()
-        .context("running hack/moto/install.sh")?
-        .wait_with_output()
-        .await?;
-    if !output.status.success() {
-        bail!("hack/moto/install.sh failed ({})", output.status);
-    }
-    Ok(String::from_utf8(output.stdout)?.trim_end().into())
+    folder_of("hack/moto/install.sh").await
 }

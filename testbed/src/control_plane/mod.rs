@@ -25,7 +25,7 @@ use tokio::time::{sleep, timeout};
 use self::audit::Audit;
 use self::certs::Authority;
 use self::servers::{Ports, Servers};
-use crate::process::{Child, Folder, dies_with_its_thread};
+use crate::process::{Child, Folder, dies_with_its_thread, folder_of};
 
 /// How long a server may take to be ready, on a machine that builds at the same time.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -311,18 +311,7 @@ impl ControlPlane {
 /// The folder with the programs. They are built if they are not there yet: about six minutes, with progress on standard
 /// error.
 async fn binaries() -> Result<PathBuf> {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../hack/controlplane/build.sh");
-    let output = Command::new("bash")
-        .arg(script)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped()) // not `output`: that captures standard error too, and the progress is there
-        .kill_on_drop(true)
-        .spawn()
-        .context("running hack/controlplane/build.sh")?
-        .wait_with_output()
-        .await?;
-    ensure!(output.status.success(), "hack/controlplane/build.sh failed ({})", output.status);
-    Ok(String::from_utf8(output.stdout)?.trim_end().into())
+    folder_of("hack/controlplane/build.sh").await
 }
 
 /// kwok gives it 1,000 cores and room for a million Pods.

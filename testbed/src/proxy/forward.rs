@@ -47,7 +47,7 @@ async fn through(shared: &Shared, line: &Arc<Line>, request: Request<Incoming>) 
     let moment = Moment::now();
     let (about, request) = read(request).await?;
     shared.requests.push(Seen { at: moment.instant, request: about.clone() });
-    let faults = shared.rules.decide(&about);
+    let faults = shared.rules.decide(|matching| matching.matches(&about));
     if let Some(answer) = before(&faults, &about).await? {
         return Ok(answer);
     }

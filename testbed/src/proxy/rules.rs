@@ -1,16 +1,15 @@
 //! Which requests something is done to, and what.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use futures::future::{BoxFuture, FutureExt as _};
 use http::StatusCode;
-use tokio::sync::watch;
 
 use super::request::{ApiRequest, Verb};
-use crate::journal::lock;
+use crate::orders::Orders;
+pub use crate::orders::{Order, Times};
 
 type Also = Arc<dyn Fn(&ApiRequest) -> bool + Send + Sync>;
 
@@ -107,27 +106,6 @@ impl Match {
     }
 }
 
-/// To which of the matching requests, counted from the moment the fault is ordered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Times {
-    /// All of them.
-    Always,
-    /// The first so many.
-    First(u64),
-    /// Only this one; the first is 1.
-    Nth(u64),
-}
-
-impl Times {
-    pub(crate) fn includes(self, count: u64) -> bool {
-        match self {
-            Self::Always => true,
-            Self::First(first) => count <= first,
-            Self::Nth(nth) => count == nth,
-        }
-    }
-}
-
 /// An answer in the apiserver's own form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -214,78 +192,5 @@ impl Fault {
     }
 }
 
-/// An order to the proxy that stands until it is taken back, by hand: dropping this does nothing.
-#[derive(Clone)]
-pub struct Order {
-    pub(super) hits: watch::Sender<u64>,
-    pub(super) take_back: Arc<dyn Fn() + Send + Sync>,
-}
-
-impl Order {
-    /// How often it was carried out.
-    pub fn hits(&self) -> u64 {
-        *self.hits.borrow()
-    }
-
-    /// Waits until it was carried out so often; an error after `deadline`.
-    pub async fn wait_for_hits(&self, hits: u64, deadline: Duration) -> anyhow::Result<()> {
-        let mut seen = self.hits.subscribe();
-        tokio::time::timeout(deadline, seen.wait_for(|seen| *seen >= hits))
-            .await
-            .with_context(|| format!("{} of {hits} hits within {deadline:?}", self.hits()))??;
-        Ok(())
-    }
-
-    /// Takes it back: what a frozen watch held comes at once.
-    pub fn take_back(&self) {
-        (self.take_back)();
-    }
-}
-
-struct Standing {
-    id: u64,
-    matching: Match,
-    times: Times,
-    seen: u64,
-    fault: Fault,
-    hits: watch::Sender<u64>,
-}
-
-#[derive(Default)]
-struct Orders {
-    last_id: u64,
-    standing: Vec<Standing>,
-}
-
 /// The faults that are ordered.
-#[derive(Default)]
-pub(super) struct Rules(Mutex<Orders>);
-
-impl Rules {
-    pub(super) fn order(self: &Arc<Self>, matching: Match, times: Times, fault: Fault) -> Order {
-        let hits = watch::Sender::new(0);
-        let mut orders = lock(&self.0);
-        orders.last_id += 1;
-        let id = orders.last_id;
-        orders.standing.push(Standing { id, matching, times, seen: 0, fault, hits: hits.clone() });
-        let rules = self.clone();
-        Order { hits, take_back: Arc::new(move || lock(&rules.0).standing.retain(|standing| standing.id != id)) }
-    }
-
-    pub(super) fn clear(&self) {
-        lock(&self.0).standing.clear();
-    }
-
-    /// The faults for this request, in the order in which they were ordered.
-    pub(super) fn decide(&self, request: &ApiRequest) -> Vec<Fault> {
-        let mut faults = Vec::new();
-        for standing in lock(&self.0).standing.iter_mut().filter(|standing| standing.matching.matches(request)) {
-            standing.seen += 1;
-            if standing.times.includes(standing.seen) {
-                standing.hits.send_modify(|hits| *hits += 1);
-                faults.push(standing.fault.clone());
-            }
-        }
-        faults
-    }
-}
+pub(super) type Rules = Orders<Match, Fault>;

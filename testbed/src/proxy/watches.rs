@@ -90,11 +90,10 @@ impl Watches {
         drop(state);
         self.changed.send_replace(());
         let watches = self.clone();
-        let take_back = Arc::new(move || {
+        Order::new(hits, move || {
             lock(&watches.state).curbs.retain(|standing| standing.id != id);
             watches.changed.send_replace(());
-        });
-        Order { hits, take_back }
+        })
     }
 
     pub(super) fn clear(&self) {
