@@ -9,10 +9,21 @@ use crate::api::my_ingress::SUFFIX;
 #[allow(missing_docs)] // each is a page of the API reference
 pub enum Action {
     DescribeLoadBalancers,
+    DescribeListeners,
     DescribeTags,
+    DescribeTargetGroups,
+    DescribeTargetHealth,
     CreateLoadBalancer,
+    CreateListener,
+    CreateTargetGroup,
     AddTags,
     DeleteLoadBalancer,
+    DeleteListener,
+    DeleteTargetGroup,
+    DeregisterTargets,
+    ModifyListener,
+    ModifyTargetGroup,
+    RegisterTargets,
     RemoveTags,
     SetIpAddressType,
     SetSecurityGroups,
@@ -33,12 +44,23 @@ enum Grant {
 
 impl Action {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 20] = [
         Self::DescribeLoadBalancers,
+        Self::DescribeListeners,
         Self::DescribeTags,
+        Self::DescribeTargetGroups,
+        Self::DescribeTargetHealth,
         Self::CreateLoadBalancer,
+        Self::CreateListener,
+        Self::CreateTargetGroup,
         Self::AddTags,
         Self::DeleteLoadBalancer,
+        Self::DeleteListener,
+        Self::DeleteTargetGroup,
+        Self::DeregisterTargets,
+        Self::ModifyListener,
+        Self::ModifyTargetGroup,
+        Self::RegisterTargets,
         Self::RemoveTags,
         Self::SetIpAddressType,
         Self::SetSecurityGroups,
@@ -49,10 +71,21 @@ impl Action {
     pub fn name(self) -> &'static str {
         match self {
             Self::DescribeLoadBalancers => "DescribeLoadBalancers",
+            Self::DescribeListeners => "DescribeListeners",
             Self::DescribeTags => "DescribeTags",
+            Self::DescribeTargetGroups => "DescribeTargetGroups",
+            Self::DescribeTargetHealth => "DescribeTargetHealth",
             Self::CreateLoadBalancer => "CreateLoadBalancer",
+            Self::CreateListener => "CreateListener",
+            Self::CreateTargetGroup => "CreateTargetGroup",
             Self::AddTags => "AddTags",
             Self::DeleteLoadBalancer => "DeleteLoadBalancer",
+            Self::DeleteListener => "DeleteListener",
+            Self::DeleteTargetGroup => "DeleteTargetGroup",
+            Self::DeregisterTargets => "DeregisterTargets",
+            Self::ModifyListener => "ModifyListener",
+            Self::ModifyTargetGroup => "ModifyTargetGroup",
+            Self::RegisterTargets => "RegisterTargets",
             Self::RemoveTags => "RemoveTags",
             Self::SetIpAddressType => "SetIpAddressType",
             Self::SetSecurityGroups => "SetSecurityGroups",
@@ -67,9 +100,19 @@ impl Action {
 
     fn grant(self) -> Grant {
         match self {
-            Self::DescribeLoadBalancers | Self::DescribeTags => Grant::Read,
-            Self::CreateLoadBalancer | Self::AddTags => Grant::Named,
+            Self::DescribeLoadBalancers
+            | Self::DescribeListeners
+            | Self::DescribeTags
+            | Self::DescribeTargetGroups
+            | Self::DescribeTargetHealth => Grant::Read,
+            Self::CreateLoadBalancer | Self::CreateListener | Self::CreateTargetGroup | Self::AddTags => Grant::Named,
             Self::DeleteLoadBalancer
+            | Self::DeleteListener
+            | Self::DeleteTargetGroup
+            | Self::DeregisterTargets
+            | Self::ModifyListener
+            | Self::ModifyTargetGroup
+            | Self::RegisterTargets
             | Self::RemoveTags
             | Self::SetIpAddressType
             | Self::SetSecurityGroups
@@ -81,13 +124,21 @@ impl Action {
 /// Tag of every balancer of ours, and its value: what the policy tells ours by.
 pub const MANAGED_BY: (&str, &str) = ("ManagedBy", "quartermaster");
 
+/// What the names of all target groups of ours begin with: the policy names them by it.
+pub const GROUP_PREFIX: &str = "qm-";
+
 /// The least IAM policy that all of it works with.
 pub fn policy() -> Value {
     let statement = |sid: &str, grant: Grant| {
         let granted = Action::ALL.into_iter().filter(|action| action.grant() == grant);
         let actions: Vec<_> = granted.map(|action| format!("elasticloadbalancing:{}", action.name())).collect();
-        let ours = format!("arn:aws:elasticloadbalancing:*:*:loadbalancer/app/*{SUFFIX}/*");
-        let resource = if grant == Grant::Read { "*".into() } else { ours };
+        let ours = [
+            format!("loadbalancer/app/*{SUFFIX}/*"),
+            format!("listener/app/*{SUFFIX}/*"),
+            format!("targetgroup/{GROUP_PREFIX}*/*"),
+        ];
+        let ours = ours.map(|resource| format!("arn:aws:elasticloadbalancing:*:*:{resource}"));
+        let resource = if grant == Grant::Read { json!("*") } else { json!(ours) };
         let mut statement = json!({ "Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resource });
         if grant == Grant::Tagged {
             let tag = format!("aws:ResourceTag/{}", MANAGED_BY.0);

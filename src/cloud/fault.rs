@@ -12,6 +12,10 @@ use crate::runtime::telemetry;
 
 /// There is no balancer of that name or ARN.
 pub const NOT_FOUND: &str = "LoadBalancerNotFound";
+/// There is no target group of that name or ARN.
+pub const GROUP_NOT_FOUND: &str = "TargetGroupNotFound";
+/// There is no listener of that ARN.
+pub const LISTENER_NOT_FOUND: &str = "ListenerNotFound";
 /// A balancer that may not be deleted.
 pub const PROTECTED: &str = "OperationNotPermitted";
 
@@ -106,14 +110,14 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("DuplicateTargetGroupName",                 Class::Transient, IN_PROGRESS),
     ("HealthUnavailable",                        Class::Transient, IN_PROGRESS),
     ("InvalidTarget",                            Class::Transient, IN_PROGRESS),
-    ("ListenerNotFound",                         Class::Transient, IN_PROGRESS),
+    (LISTENER_NOT_FOUND,                         Class::Transient, IN_PROGRESS),
     (NOT_FOUND,                                  Class::Transient, IN_PROGRESS),
     ("PriorRequestNotComplete",                  Class::Transient, IN_PROGRESS),
     ("PriorityInUse",                            Class::Transient, IN_PROGRESS),
     ("ResourceInUse",                            Class::Transient, IN_PROGRESS),
     ("ResourceNotFound",                         Class::Transient, IN_PROGRESS),
     ("RuleNotFound",                             Class::Transient, IN_PROGRESS),
-    ("TargetGroupNotFound",                      Class::Transient, IN_PROGRESS),
+    (GROUP_NOT_FOUND,                            Class::Transient, IN_PROGRESS),
     ("CapacityReservationPending",               Class::Transient, IN_PROGRESS),
     ("TrustStoreInUse",                          Class::Transient, IN_PROGRESS),
     ("TrustStoreNotReady",                       Class::Transient, IN_PROGRESS),
