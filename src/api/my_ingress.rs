@@ -46,15 +46,18 @@ pub const OUR_TAG: &str = "take other keys: those that begin with aws: are for A
 /// What to say of another protocol.
 pub const BAD_PROTOCOL: &str = "write protocol: HTTP, or protocol: HTTPS with a certificateArn";
 /// What to say of HTTPS without a certificate, and of a certificate without HTTPS.
-pub const CERTIFICATE: &str = "protocol: HTTPS needs certificateArn, the ARN of a certificate in ACM or IAM; protocol: HTTP takes none";
+pub const CERTIFICATE: &str =
+    "protocol: HTTPS needs certificateArn, the ARN of a certificate in ACM or IAM; protocol: HTTP takes none";
 /// What to say of a policy without HTTPS.
 pub const POLICY: &str = "sslPolicy is for protocol: HTTPS alone: take it out";
 /// What to say of something else than an ARN.
-pub const BAD_CERTIFICATE: &str = "write the ARN of a certificate, such as arn:aws:acm:eu-central-1:123456789012:certificate/...";
+pub const BAD_CERTIFICATE: &str =
+    "write the ARN of a certificate, such as arn:aws:acm:eu-central-1:123456789012:certificate/...";
 /// What to say of a path that is none.
 pub const BAD_PATH: &str = "write a path that begins with / and has no spaces, such as /healthz";
 /// What to say of a name that no Service has.
-pub const BAD_SERVICE: &str = "write the name of a Service: lower-case letters, digits and '-', beginning with a letter";
+pub const BAD_SERVICE: &str =
+    "write the name of a Service: lower-case letters, digits and '-', beginning with a letter";
 
 /// An AWS Application Load Balancer.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]

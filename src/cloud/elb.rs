@@ -9,7 +9,8 @@ use aws_config::timeout::TimeoutConfig;
 use aws_sdk_elasticloadbalancingv2::Client;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_elasticloadbalancingv2::types::{
-    IpAddressType, LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum, Tag, TagDescription,
+    IpAddressType, LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum, Tag,
+    TagDescription,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use tokio::sync::OnceCell;

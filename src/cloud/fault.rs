@@ -16,6 +16,10 @@ pub const NOT_FOUND: &str = "LoadBalancerNotFound";
 pub const GROUP_NOT_FOUND: &str = "TargetGroupNotFound";
 /// There is no listener of that ARN.
 pub const LISTENER_NOT_FOUND: &str = "ListenerNotFound";
+/// Some targets are none that can be had.
+pub const INVALID_TARGET: &str = "InvalidTarget";
+/// Something that is led to from elsewhere.
+pub const IN_USE: &str = "ResourceInUse";
 /// A balancer that may not be deleted.
 pub const PROTECTED: &str = "OperationNotPermitted";
 
@@ -109,12 +113,12 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("DuplicateListener",                        Class::Transient, IN_PROGRESS),
     ("DuplicateTargetGroupName",                 Class::Transient, IN_PROGRESS),
     ("HealthUnavailable",                        Class::Transient, IN_PROGRESS),
-    ("InvalidTarget",                            Class::Transient, IN_PROGRESS),
+    (INVALID_TARGET,                             Class::Transient, IN_PROGRESS),
     (LISTENER_NOT_FOUND,                         Class::Transient, IN_PROGRESS),
     (NOT_FOUND,                                  Class::Transient, IN_PROGRESS),
     ("PriorRequestNotComplete",                  Class::Transient, IN_PROGRESS),
     ("PriorityInUse",                            Class::Transient, IN_PROGRESS),
-    ("ResourceInUse",                            Class::Transient, IN_PROGRESS),
+    (IN_USE,                                     Class::Transient, IN_PROGRESS),
     ("ResourceNotFound",                         Class::Transient, IN_PROGRESS),
     ("RuleNotFound",                             Class::Transient, IN_PROGRESS),
     (GROUP_NOT_FOUND,                            Class::Transient, IN_PROGRESS),

@@ -114,6 +114,8 @@ pub struct Group {
     pub arn: String,
     /// Its name.
     pub name: String,
+    /// ID of its VPC.
+    pub vpc: String,
     /// Path at which health is asked for.
     pub health_check_path: String,
 }

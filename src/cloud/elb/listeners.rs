@@ -5,29 +5,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use aws_sdk_elasticloadbalancingv2::Client;
 use aws_sdk_elasticloadbalancingv2::types::{
     Action as Deed, ActionTypeEnum, Certificate, Listener as Shown, ProtocolEnum, TargetDescription, TargetGroup,
-    TargetGroupTuple, TargetHealthDescription, TargetHealthReasonEnum, TargetHealthStateEnum, TargetTypeEnum,
+    TargetHealthDescription, TargetHealthReasonEnum, TargetHealthStateEnum, TargetTypeEnum,
 };
 
 use super::{Elb, pairs};
+use crate::cloud::Tags;
 use crate::cloud::action::Action;
 use crate::cloud::fault::{self, Fault};
 use crate::cloud::listeners::{Group, Health, Listener, Listeners, Target, WantedGroup, WantedListener};
-use crate::cloud::Tags;
 
 /// How many resources `DescribeTags` takes at once.
 const TAGGED_AT_ONCE: usize = 20;
 
 impl Listeners for Elb {
     async fn listeners(&self, balancer: &str) -> Result<Vec<Listener>, Fault> {
-        let describe =
-            async |client: &Client| client.describe_listeners().load_balancer_arn(balancer).send().await;
+        let describe = async |client: &Client| client.describe_listeners().load_balancer_arn(balancer).send().await;
         // A page has more than a balancer may have.
         Ok(self.call(Action::DescribeListeners, describe).await?.listeners().iter().map(Listener::from).collect())
     }
 
     async fn groups(&self, balancer: &str) -> Result<Vec<Group>, Fault> {
-        let describe =
-            async |client: &Client| client.describe_target_groups().load_balancer_arn(balancer).send().await;
+        let describe = async |client: &Client| client.describe_target_groups().load_balancer_arn(balancer).send().await;
         Ok(self.call(Action::DescribeTargetGroups, describe).await?.target_groups().iter().map(Group::from).collect())
     }
 
@@ -180,6 +178,7 @@ impl From<&TargetGroup> for Group {
         Self {
             arn: shown.target_group_arn().unwrap_or_default().into(),
             name: shown.target_group_name().unwrap_or_default().into(),
+            vpc: shown.vpc_id().unwrap_or_default().into(),
             health_check_path: shown.health_check_path().unwrap_or_default().into(),
         }
     }
@@ -204,8 +203,7 @@ fn certificates(wanted: &WantedListener) -> Option<Vec<Certificate>> {
 }
 
 fn described(targets: &BTreeSet<Target>) -> Vec<TargetDescription> {
-    let describe =
-        |target: &Target| TargetDescription::builder().id(&target.instance).port(target.port.into()).build();
+    let describe = |target: &Target| TargetDescription::builder().id(&target.instance).port(target.port.into()).build();
     targets.iter().map(describe).collect()
 }
 
@@ -215,7 +213,11 @@ fn health(shown: &TargetHealthDescription) -> Option<Health> {
     Some(Health {
         target: Target { instance: target.id()?.into(), port: port(target.port()) },
         state: health.and_then(|health| health.state()).map(TargetHealthStateEnum::as_str).unwrap_or_default().into(),
-        reason: health.and_then(|health| health.reason()).map(TargetHealthReasonEnum::as_str).unwrap_or_default().into(),
+        reason: health
+            .and_then(|health| health.reason())
+            .map(TargetHealthReasonEnum::as_str)
+            .unwrap_or_default()
+            .into(),
     })
 }
 

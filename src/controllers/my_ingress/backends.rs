@@ -34,6 +34,8 @@ struct State {
     instances: BTreeMap<String, String>,
     /// What the list of nodes that is under way has shown, if one is.
     listing: Option<BTreeSet<String>>,
+    /// All nodes have been shown once.
+    listed: bool,
     /// The names of the Services that each leads to.
     leads: HashMap<Key, BTreeSet<String>>,
 }
@@ -105,12 +107,21 @@ impl Backends {
         }
     }
 
+    /// The nodes are known, from now on.
+    fn known(&self) {
+        if self.nodes.send_replace(Nodes::Listed) != Nodes::Listed {
+            let all: Vec<_> = self.state().leads.keys().cloned().collect();
+            all.iter().for_each(|key| self.wake.wake(key));
+        }
+    }
+
     fn service(&self, service: &Key) {
         let concerned: Vec<_> = {
             let state = self.state();
-            let leads = state.leads.iter().filter(|(key, services)| {
-                key.namespace == service.namespace && services.contains(&*service.name)
-            });
+            let leads = state
+                .leads
+                .iter()
+                .filter(|(key, services)| key.namespace == service.namespace && services.contains(&*service.name));
             leads.map(|(key, _)| key.clone()).collect()
         };
         concerned.iter().for_each(|key| self.wake.wake(key));
@@ -144,19 +155,22 @@ impl Observer<Node> for Backends {
     fn listed(&self, _: &ResourceName, _: Option<&str>) {
         let missing: Vec<_> = {
             let mut state = self.state();
+            state.listed = true;
             let listed = state.listing.take().unwrap_or_default();
             state.instances.keys().filter(|name| !listed.contains(*name)).cloned().collect()
         };
         for name in &missing {
             self.node(name, None);
         }
-        if self.nodes.send_replace(Nodes::Listed) != Nodes::Listed {
-            let all: Vec<_> = self.state().leads.keys().cloned().collect();
-            all.iter().for_each(|key| self.wake.wake(key));
-        }
+        self.known();
     }
 
-    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+    fn stands(&self, _: &ResourceName, _: Option<&str>) {
+        // Unless they are listed anew in a moment.
+        if self.state().listed {
+            self.known();
+        }
+    }
 
     fn failing(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
         if let Some(refusal) = watching::refusal(error).filter(|status| status.code == 403) {

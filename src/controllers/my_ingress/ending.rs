@@ -6,12 +6,12 @@ use super::standing::{DELETING, DELETION_PROTECTED, Standing};
 use super::tags::Mark;
 use super::{Error, MANAGER, MyIngresses, Pass, build};
 use crate::api::my_ingress::FINALIZER;
-use crate::cloud::{Balancers, Fault, fault};
+use crate::cloud::{Cloud, Fault, fault};
 use crate::runtime::finalizer;
 use crate::runtime::ownership::{Claim, Owner};
 use crate::runtime::reconciler::Outcome;
 
-impl<C: Balancers> MyIngresses<C> {
+impl<C: Cloud> MyIngresses<C> {
     /// It is being deleted: the finalizer goes once the balancer is gone.
     pub(super) async fn finish(&self, pass: &Pass, owner: &Owner) -> Result<Outcome, Error> {
         if let Some(came) = self.delete(pass, owner).await.transpose() {
@@ -29,10 +29,12 @@ impl<C: Balancers> MyIngresses<C> {
         let mark = &Mark { owner, cluster: self.cluster().await? };
         let name = build::name(&pass.ingress);
         let Some(balancer) = self.cloud.find(&name).await? else {
-            return Ok(self.may_yet_appear(&alb).then(|| {
+            if self.may_yet_appear(&alb) {
                 let words = "AWS was asked for the load balancer a moment ago, and may show it yet: it is deleted then";
-                (Standing::not(Some(alb), DELETING, words), Outcome::Waiting)
-            }));
+                return Ok(Some((Standing::not(Some(alb), DELETING, words), Outcome::Waiting)));
+            }
+            self.drop_all_groups(pass, mark, false).await?;
+            return Ok(None);
         };
         let deleting = |words: &str| Ok(Some((Standing::not(Some(alb.clone()), DELETING, words), Outcome::Waiting)));
         let Some(tags) = self.cloud.tags(&balancer.arn).await? else {
@@ -43,6 +45,7 @@ impl<C: Balancers> MyIngresses<C> {
                 let words = format!("load balancer {} has lost our tags: it is left as it is", balancer.arn);
                 self.events.warning(pass.ingress.object_ref(&()), "Delete", "LeftBehind", words);
             }
+            self.drop_all_groups(pass, mark, true).await?;
             return Ok(None);
         }
         match self.cloud.delete(&balancer.arn).await {
@@ -56,6 +59,7 @@ impl<C: Balancers> MyIngresses<C> {
         }
         let words = format!("load balancer {name} was deleted: {}", balancer.arn);
         self.events.normal(pass.ingress.object_ref(&()), "Delete", "Deleted", words);
+        self.drop_all_groups(pass, mark, false).await?;
         Ok(None)
     }
 }

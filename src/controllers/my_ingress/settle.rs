@@ -10,11 +10,11 @@ use super::standing::{CONFLICT, CREATING, NAME_TAKEN, NOT_ALIKE, PROVISIONING, S
 use super::tags::Mark;
 use super::{Error, MyIngresses, Pass};
 use crate::api::my_ingress::Alb;
-use crate::cloud::{Balancer, Balancers, Fault, Tags, Wanted};
+use crate::cloud::{Balancer, Cloud, Fault, Tags, Wanted};
 use crate::runtime::ownership::{ADOPT_BY, Claim};
 use crate::runtime::reconciler::Outcome;
 
-impl<C: Balancers> MyIngresses<C> {
+impl<C: Cloud> MyIngresses<C> {
     /// Has the balancer be as it is wanted.
     pub(super) async fn settle(
         &self,
@@ -52,7 +52,7 @@ impl<C: Balancers> MyIngresses<C> {
             Claim::Ours => {
                 let words = format!("load balancer {} was created: {}", wanted.name, created.arn);
                 self.events.normal(pass.ingress.object_ref(&()), "Create", "Created", words);
-                Ok(stands(asked, &created))
+                self.stand(pass, mark, asked, &created).await
             }
             _ => self.look(pass, mark, wanted, created).await,
         }
@@ -99,7 +99,7 @@ impl<C: Balancers> MyIngresses<C> {
             self.events.normal(pass.ingress.object_ref(&()), "Adopt", "Adopted", words);
         }
         self.put_right(pass, &balancer, wanted).await?;
-        Ok(stands(alb, &balancer))
+        self.stand(pass, mark, alb, &balancer).await
     }
 
     /// Has it have the tags that are wanted; gives what is to be known of it.
@@ -159,7 +159,7 @@ impl<C: Balancers> MyIngresses<C> {
 }
 
 /// It is ours.
-fn stands(alb: Alb, balancer: &Balancer) -> (Standing, Outcome) {
+pub(super) fn stands(alb: Alb, balancer: &Balancer) -> (Standing, Outcome) {
     let mut standing = Standing::of(alb, balancer);
     if standing.ready {
         // It was shown for so long that it is not shown late any more.
