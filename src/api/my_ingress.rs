@@ -46,6 +46,22 @@ pub const BAD_TAG: &str = "write tags of letters, digits, spaces and the charact
 pub const OUR_TAG: &str = "take other keys: those that begin with aws: are for AWS, and ManagedBy and those that begin with quartermaster.dev/ \
     say whose the load balancer is";
 
+/// What to say of another protocol.
+pub const BAD_PROTOCOL: &str = "write protocol: HTTP, or protocol: HTTPS with a certificateArn";
+/// What to say of HTTPS without a certificate, and of a certificate without HTTPS.
+pub const CERTIFICATE: &str =
+    "protocol: HTTPS needs certificateArn, the ARN of a certificate in ACM or IAM; protocol: HTTP takes none";
+/// What to say of a policy without HTTPS.
+pub const POLICY: &str = "sslPolicy is for protocol: HTTPS alone: take it out";
+/// What to say of something else than an ARN.
+pub const BAD_CERTIFICATE: &str =
+    "write the ARN of a certificate, such as arn:aws:acm:eu-central-1:123456789012:certificate/...";
+/// What to say of a path that is none.
+pub const BAD_PATH: &str = "write a path that begins with / and has no spaces, such as /healthz";
+/// What to say of a name that no Service has.
+pub const BAD_SERVICE: &str =
+    "write the name of a Service: lower-case letters, digits and '-', beginning with a letter";
+
 /// An AWS Application Load Balancer.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
@@ -118,6 +134,10 @@ pub struct MyIngressSpec {
         validation = (r"self.all(key, self[key].matches(r'^[\p{L}\p{Z}\p{N}_.:/=+@-]*$') && key.matches(r'^[\p{L}\p{Z}\p{N}_.:/=+@-]*$'))", BAD_TAG),
     )]
     pub tags: BTreeMap<String, String>,
+    /// What it listens on, and where that leads; without any it is a balancer that others make listeners for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("maxItems" = 8, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["port"]))]
+    pub listeners: Vec<Listener>,
     /// While true the balancer is left alone; deleting the object still deletes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
@@ -135,6 +155,62 @@ impl MyIngressSpec {
     }
 }
 
+/// A port that the balancer listens on.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = certificate_for_https(), validation = policy_for_https())]
+pub struct Listener {
+    /// The port.
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: u16,
+    /// `HTTP` (unless given) or `HTTPS`, which needs `certificateArn`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    #[x_kube(validation = ("self in ['HTTP', 'HTTPS']", BAD_PROTOCOL))]
+    pub protocol: Option<String>,
+    /// ARN of the certificate of an HTTPS listener, in ACM or IAM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    #[x_kube(validation = ("self.startsWith('arn:')", BAD_CERTIFICATE))]
+    pub certificate_arn: Option<String>,
+    /// Security policy of an HTTPS listener. Unless given AWS takes its default, and whatever is set there stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 128))]
+    pub ssl_policy: Option<String>,
+    /// The Service that it leads to.
+    pub service: ServiceRef,
+    /// Path at which the targets' health is asked for; `/` unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    #[x_kube(validation = (r"self.matches(r'^/\S*$')", BAD_PATH))]
+    pub health_check_path: Option<String>,
+}
+
+impl Listener {
+    /// The protocol, also where none is given.
+    pub fn protocol(&self) -> &str {
+        self.protocol.as_deref().unwrap_or("HTTP")
+    }
+
+    /// The path, also where none is given.
+    pub fn health_check_path(&self) -> &str {
+        self.health_check_path.as_deref().unwrap_or("/")
+    }
+}
+
+/// A Service of the same namespace that has a port on the nodes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceRef {
+    /// Its name.
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = ("!format.dns1035Label().validate(self).hasValue()", BAD_SERVICE))]
+    pub name: String,
+    /// Its port, as its `spec.ports` has it.
+    #[schemars(range(min = 1, max = 65535))]
+    pub port: u16,
+}
+
 /// How the balancer is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -142,6 +218,10 @@ pub struct MyIngressStatus {
     /// The balancer, once AWS was asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alb: Option<Alb>,
+    /// How each listener is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["port"]))]
+    pub listeners: Vec<ListenerStatus>,
     /// The generation that this status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
@@ -172,6 +252,23 @@ pub struct Alb {
     pub tag_keys: Vec<String>,
 }
 
+/// How a listener is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ListenerStatus {
+    /// The port.
+    pub port: u16,
+    /// How many of its targets are healthy, as AWS last said.
+    #[serde(default)]
+    pub healthy: u32,
+    /// How many targets it is to have: one for each node that takes traffic.
+    #[serde(default)]
+    pub total: u32,
+    /// Why no traffic arrives; empty while some does.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+}
+
 fn two_subnets() -> Rule {
     rule_over(&["subnets"], "has(self.subnets) && size(self.subnets) >= 2", SUBNETS)
 }
@@ -181,6 +278,15 @@ fn fixed_scheme() -> Rule {
     let scheme =
         |object: &str| format!("(has({object}.scheme) && {object}.scheme != '' ? {object}.scheme : 'internet-facing')");
     Rule::new(format!("{} == {}", scheme("self"), scheme("oldSelf"))).message(FIXED_SCHEME)
+}
+
+/// Over two fields, and both are new with this one: no older object can break it.
+fn certificate_for_https() -> Rule {
+    Rule::new("has(self.certificateArn) == (has(self.protocol) && self.protocol == 'HTTPS')").message(CERTIFICATE)
+}
+
+fn policy_for_https() -> Rule {
+    Rule::new("!has(self.sslPolicy) || (has(self.protocol) && self.protocol == 'HTTPS')").message(POLICY)
 }
 
 fn public_addresses() -> Rule {

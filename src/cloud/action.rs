@@ -12,10 +12,21 @@ use crate::runtime::ownership::{ADOPT_BY, OWNER_UID};
 #[allow(missing_docs)] // each is a page of the API reference
 pub enum Action {
     DescribeLoadBalancers,
+    DescribeListeners,
     DescribeTags,
+    DescribeTargetGroups,
+    DescribeTargetHealth,
     CreateLoadBalancer,
+    CreateListener,
+    CreateTargetGroup,
     AddTags,
     DeleteLoadBalancer,
+    DeleteListener,
+    DeleteTargetGroup,
+    DeregisterTargets,
+    ModifyListener,
+    ModifyTargetGroup,
+    RegisterTargets,
     RemoveTags,
     SetIpAddressType,
     SetSecurityGroups,
@@ -36,12 +47,23 @@ enum Grant {
 
 impl Action {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 20] = [
         Self::DescribeLoadBalancers,
+        Self::DescribeListeners,
         Self::DescribeTags,
+        Self::DescribeTargetGroups,
+        Self::DescribeTargetHealth,
         Self::CreateLoadBalancer,
+        Self::CreateListener,
+        Self::CreateTargetGroup,
         Self::AddTags,
         Self::DeleteLoadBalancer,
+        Self::DeleteListener,
+        Self::DeleteTargetGroup,
+        Self::DeregisterTargets,
+        Self::ModifyListener,
+        Self::ModifyTargetGroup,
+        Self::RegisterTargets,
         Self::RemoveTags,
         Self::SetIpAddressType,
         Self::SetSecurityGroups,
@@ -52,10 +74,21 @@ impl Action {
     pub fn name(self) -> &'static str {
         match self {
             Self::DescribeLoadBalancers => "DescribeLoadBalancers",
+            Self::DescribeListeners => "DescribeListeners",
             Self::DescribeTags => "DescribeTags",
+            Self::DescribeTargetGroups => "DescribeTargetGroups",
+            Self::DescribeTargetHealth => "DescribeTargetHealth",
             Self::CreateLoadBalancer => "CreateLoadBalancer",
+            Self::CreateListener => "CreateListener",
+            Self::CreateTargetGroup => "CreateTargetGroup",
             Self::AddTags => "AddTags",
             Self::DeleteLoadBalancer => "DeleteLoadBalancer",
+            Self::DeleteListener => "DeleteListener",
+            Self::DeleteTargetGroup => "DeleteTargetGroup",
+            Self::DeregisterTargets => "DeregisterTargets",
+            Self::ModifyListener => "ModifyListener",
+            Self::ModifyTargetGroup => "ModifyTargetGroup",
+            Self::RegisterTargets => "RegisterTargets",
             Self::RemoveTags => "RemoveTags",
             Self::SetIpAddressType => "SetIpAddressType",
             Self::SetSecurityGroups => "SetSecurityGroups",
@@ -70,10 +103,20 @@ impl Action {
 
     fn grant(self) -> Grant {
         match self {
-            Self::DescribeLoadBalancers | Self::DescribeTags => Grant::Read,
-            Self::CreateLoadBalancer => Grant::Create,
+            Self::DescribeLoadBalancers
+            | Self::DescribeListeners
+            | Self::DescribeTags
+            | Self::DescribeTargetGroups
+            | Self::DescribeTargetHealth => Grant::Read,
+            Self::CreateLoadBalancer | Self::CreateListener | Self::CreateTargetGroup => Grant::Create,
             Self::AddTags
             | Self::DeleteLoadBalancer
+            | Self::DeleteListener
+            | Self::DeleteTargetGroup
+            | Self::DeregisterTargets
+            | Self::ModifyListener
+            | Self::ModifyTargetGroup
+            | Self::RegisterTargets
             | Self::RemoveTags
             | Self::SetIpAddressType
             | Self::SetSecurityGroups
@@ -93,6 +136,10 @@ impl Action {
                 "ec2:DescribeSubnets",
                 "ec2:DescribeVpcs",
             ],
+            Self::CreateTargetGroup => &["ec2:DescribeInternetGateways", "ec2:DescribeVpcs"],
+            Self::RegisterTargets => {
+                &["ec2:DescribeInstances", "ec2:DescribeInternetGateways", "ec2:DescribeSubnets", "ec2:DescribeVpcs"]
+            }
             Self::SetSubnets | Self::SetIpAddressType => &["ec2:DescribeSubnets"],
             _ => &[],
         }
@@ -102,23 +149,32 @@ impl Action {
 /// Tag of every balancer of ours, and its value.
 pub const MANAGED_BY: (&str, &str) = ("ManagedBy", "quartermaster");
 
+/// What the names of all target groups of ours begin with: the policy names them by it.
+pub const GROUP_PREFIX: &str = "qm-";
+
 /// The least IAM policy that all of it works with.
 pub fn policy() -> Value {
     let granted = |grant: Grant| Action::ALL.into_iter().filter(move |action| action.grant() == grant);
     let calls = |grant: Grant| granted(grant).map(|action| format!("elasticloadbalancing:{}", action.name()));
     let needed: BTreeSet<_> = Action::ALL.into_iter().flat_map(Action::needs).map(|need| (*need).to_owned()).collect();
     let look: Vec<_> = calls(Grant::Read).chain(needed).collect();
-    let named = format!("arn:aws:elasticloadbalancing:*:*:loadbalancer/app/*{SUFFIX}/*");
+    let named = [
+        format!("loadbalancer/app/*{SUFFIX}/*"),
+        format!("listener/app/*{SUFFIX}/*"),
+        format!("targetgroup/{GROUP_PREFIX}*/*"),
+    ];
+    let named = named.map(|resource| format!("arn:aws:elasticloadbalancing:*:*:{resource}"));
     let statement = |sid: &str, actions: Vec<String>, condition: Value| json!({ "Sid": sid, "Effect": "Allow", "Action": actions, "Resource": named, "Condition": condition });
     let has_tag = |on: &str, tag: &str| json!({ "Null": { format!("aws:{on}/{tag}"): "false" } });
     let tag = || vec!["elasticloadbalancing:AddTags".to_owned()];
+    let created: Vec<_> = granted(Grant::Create).map(Action::name).collect();
     json!({
         "Version": "2012-10-17",
         "Statement": [
             { "Sid": "Look", "Effect": "Allow", "Action": look, "Resource": "*" },
             statement("Create", calls(Grant::Create).collect(), has_tag("RequestTag", OWNER_UID)),
             // AWS asks for the right to tag of who creates something with tags.
-            statement("TagWhatIsCreated", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": "CreateLoadBalancer" } })),
+            statement("TagWhatIsCreated", tag(), json!({ "StringEquals": { "elasticloadbalancing:CreateAction": created } })),
             statement("TakeOver", tag(), has_tag("ResourceTag", ADOPT_BY)),
             statement("ChangeOurs", calls(Grant::Ours).collect(), has_tag("ResourceTag", OWNER_UID)),
         ],

@@ -10,6 +10,7 @@ use aws_sdk_elasticloadbalancingv2::Client;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_elasticloadbalancingv2::types::{
     IpAddressType, LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum, Tag,
+    TagDescription,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use tokio::sync::Mutex;
@@ -23,6 +24,8 @@ use crate::cli::Timings;
 use crate::runtime::leader::Fence;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::Class;
+
+mod listeners;
 
 /// Asks AWS. Region, credentials and endpoint are what the SDK finds
 /// (<https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html>), and are looked for at the first call.
@@ -140,9 +143,7 @@ impl Balancers for Elb {
             Err(fault) if fault.is(fault::NOT_FOUND) => return Ok(None),
             Err(fault) => return Err(fault),
         };
-        let of_it = described.tag_descriptions().iter().find(|described| described.resource_arn() == Some(arn));
-        let pair = |tag: &Tag| Some((tag.key()?.to_owned(), tag.value().unwrap_or_default().to_owned()));
-        Ok(of_it.map(|described| described.tags().iter().filter_map(pair).collect()))
+        Ok(described.tag_descriptions().iter().filter_map(tagged).find(|(of, _)| of == arn).map(|(_, tags)| tags))
     }
 
     async fn create(&self, wanted: &Wanted) -> Result<Balancer, Fault> {
@@ -222,11 +223,18 @@ impl From<&LoadBalancer> for Balancer {
             state: text(state.and_then(|state| state.code()).map(LoadBalancerStateEnum::as_str)),
             state_reason: text(state.and_then(|state| state.reason())),
             scheme: text(shown.scheme().map(LoadBalancerSchemeEnum::as_str)),
+            vpc: text(shown.vpc_id()),
             ip_address_type: text(shown.ip_address_type().map(IpAddressType::as_str)),
             subnets: shown.availability_zones().iter().filter_map(|zone| zone.subnet_id().map(Into::into)).collect(),
             security_groups: shown.security_groups().iter().cloned().collect(),
         }
     }
+}
+
+/// A resource and its tags.
+fn tagged(described: &TagDescription) -> Option<(String, Tags)> {
+    let pair = |tag: &Tag| Some((tag.key()?.to_owned(), tag.value().unwrap_or_default().to_owned()));
+    Some((described.resource_arn()?.to_owned(), described.tags().iter().filter_map(pair).collect()))
 }
 
 fn list(set: &BTreeSet<String>) -> Vec<String> {

@@ -14,6 +14,14 @@ use crate::runtime::telemetry;
 pub const NOT_FOUND: &str = "LoadBalancerNotFound";
 /// What AWS does not allow as things are.
 pub const NOT_PERMITTED: &str = "OperationNotPermitted";
+/// There is no target group of that name or ARN.
+pub const GROUP_NOT_FOUND: &str = "TargetGroupNotFound";
+/// There is no listener of that ARN.
+pub const LISTENER_NOT_FOUND: &str = "ListenerNotFound";
+/// Some targets are none that can be had.
+pub const INVALID_TARGET: &str = "InvalidTarget";
+/// Something that is led to from elsewhere.
+pub const IN_USE: &str = "ResourceInUse";
 
 /// The reason while the credentials are missing, expired or refused.
 pub const CREDENTIALS_MISSING: &str = "CredentialsMissing";
@@ -108,15 +116,15 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("DuplicateListener",                        Class::Transient, IN_PROGRESS),
     ("DuplicateTargetGroupName",                 Class::Transient, IN_PROGRESS),
     ("HealthUnavailable",                        Class::Transient, IN_PROGRESS),
-    ("InvalidTarget",                            Class::Transient, IN_PROGRESS),
-    ("ListenerNotFound",                         Class::Transient, IN_PROGRESS),
+    (INVALID_TARGET,                             Class::Transient, IN_PROGRESS),
+    (LISTENER_NOT_FOUND,                         Class::Transient, IN_PROGRESS),
     (NOT_FOUND,                                  Class::Transient, IN_PROGRESS),
     ("PriorRequestNotComplete",                  Class::Transient, IN_PROGRESS),
     ("PriorityInUse",                            Class::Transient, IN_PROGRESS),
-    ("ResourceInUse",                            Class::Transient, IN_PROGRESS),
+    (IN_USE,                                     Class::Transient, IN_PROGRESS),
     ("ResourceNotFound",                         Class::Transient, IN_PROGRESS),
     ("RuleNotFound",                             Class::Transient, IN_PROGRESS),
-    ("TargetGroupNotFound",                      Class::Transient, IN_PROGRESS),
+    (GROUP_NOT_FOUND,                            Class::Transient, IN_PROGRESS),
     ("CapacityReservationPending",               Class::Transient, IN_PROGRESS),
     ("TrustStoreInUse",                          Class::Transient, IN_PROGRESS),
     ("TrustStoreNotReady",                       Class::Transient, IN_PROGRESS),

@@ -8,6 +8,7 @@ pub use self::fault::Fault;
 pub mod action;
 pub mod elb;
 pub mod fault;
+pub mod listeners;
 mod pace;
 
 /// Tags of a resource in AWS.
@@ -52,6 +53,11 @@ pub trait Balancers: Send + Sync + 'static {
     fn delete(&self, arn: &str) -> impl Future<Output = Result<(), Fault>> + Send;
 }
 
+/// All that is asked of a cloud.
+pub trait Cloud: Balancers + listeners::Listeners {}
+
+impl<C: Balancers + listeners::Listeners> Cloud for C {}
+
 /// What a balancer is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -86,6 +92,8 @@ pub struct Balancer {
     pub scheme: String,
     /// `ipv4` or one of the others.
     pub ip_address_type: String,
+    /// ID of its VPC.
+    pub vpc: String,
     /// IDs of its subnets.
     pub subnets: BTreeSet<String>,
     /// IDs of its security groups.

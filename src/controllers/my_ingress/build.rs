@@ -7,7 +7,8 @@ use kube::ResourceExt;
 use super::tags::Mark;
 use crate::api::MyIngress;
 use crate::api::my_ingress::{
-    BAD_ADDRESSES, BAD_GROUP, BAD_SCHEME, BAD_SUBNET, BAD_TAG, LONG_KEY, NAME, OUR_TAG, PUBLIC_ONLY, SUBNETS, SUFFIX,
+    BAD_ADDRESSES, BAD_GROUP, BAD_PROTOCOL, BAD_SCHEME, BAD_SUBNET, BAD_TAG, CERTIFICATE, LONG_KEY, Listener, NAME,
+    OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS, SUFFIX,
 };
 use crate::cloud::Wanted;
 use crate::cloud::action::MANAGED_BY;
@@ -55,7 +56,18 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
     if spec.tags.iter().any(|(key, value)| !is_tag(key) || !is_tag(value)) {
         return refuse("spec.tags", BAD_TAG);
     }
-    Ok(())
+    spec.listeners.iter().try_for_each(check_listener)
+}
+
+fn check_listener(listener: &Listener) -> Result<(), String> {
+    let https = listener.protocol() == "HTTPS";
+    let words = match listener.protocol() {
+        "HTTP" | "HTTPS" if https != listener.certificate_arn.is_some() => CERTIFICATE,
+        "HTTP" if listener.ssl_policy.is_some() => POLICY,
+        "HTTP" | "HTTPS" => return Ok(()),
+        _ => BAD_PROTOCOL,
+    };
+    Err(format!("spec.listeners, port {}: {words}", listener.port))
 }
 
 /// What its balancer is to be, once it is checked.
@@ -114,6 +126,15 @@ mod tests {
         spec
     }
 
+    /// A list of one.
+    fn listener(more: &Value) -> Value {
+        let mut listener = json!({ "port": 80, "service": { "name": "web", "port": 80 } });
+        for (name, value) in more.as_object().unwrap() {
+            listener[name] = value.clone();
+        }
+        json!([listener])
+    }
+
     #[test]
     fn the_documents_sample() {
         let sample = ingress("myapp", &spec(&[("scheme", json!("internet-facing"))]));
@@ -134,6 +155,10 @@ mod tests {
             ]),
         );
         assert_eq!(check(&full), Ok(()));
+        let secure = json!({ "protocol": "HTTPS", "certificateArn": "arn:1", "sslPolicy": "p" });
+        for listeners in [listener(&json!({})), listener(&secure)] {
+            assert_eq!(check(&ingress("web", &spec(&[("listeners", listeners)]))), Ok(()));
+        }
         let owner = Owner::of(&full).unwrap();
         insta::assert_debug_snapshot!(wanted(&full, &Mark { owner: &owner, cluster: "c" }));
     }
@@ -154,6 +179,12 @@ mod tests {
     #[case::our_tag("web", &[("tags", json!({ "ManagedBy": "me" }))], "spec.tags: take other keys")]
     #[case::aws_tag("web", &[("tags", json!({ "AWS:x": "" }))], "spec.tags: take other keys")]
     #[case::odd_tag("web", &[("tags", json!({ "a": "b;c" }))], "spec.tags: write tags of letters")]
+    #[case::protocol("web", &[("listeners", listener(&json!({ "protocol": "TCP" })))], "spec.listeners, port 80: write protocol: HTTP")]
+    #[case::bare_https("web", &[("listeners", listener(&json!({ "protocol": "HTTPS" })))],
+        "spec.listeners, port 80: protocol: HTTPS needs certificateArn")]
+    #[case::certificate("web", &[("listeners", listener(&json!({ "certificateArn": "arn:1" })))],
+        "spec.listeners, port 80: protocol: HTTPS needs certificateArn")]
+    #[case::policy("web", &[("listeners", listener(&json!({ "sslPolicy": "p" })))], "spec.listeners, port 80: sslPolicy is for")]
     #[case::long_tag("web", &[("tags", json!({ "": "" }))], "spec.tags: write tags whose keys")]
     fn what_is_wrong(#[case] name: &str, #[case] more: &[(&str, Value)], #[case] words: &str) {
         let said = check(&ingress(name, &spec(more))).unwrap_err();

@@ -6,12 +6,12 @@ use super::standing::{DELETING, DELETION_PROTECTED, Standing};
 use super::tags::Mark;
 use super::{Error, MANAGER, MyIngresses, Pass, build};
 use crate::api::my_ingress::FINALIZER;
-use crate::cloud::{Balancers, Fault, fault};
+use crate::cloud::{Cloud, Fault, fault};
 use crate::runtime::finalizer;
 use crate::runtime::ownership::{Claim, Owner};
 use crate::runtime::reconciler::Outcome;
 
-impl<C: Balancers> MyIngresses<C> {
+impl<C: Cloud> MyIngresses<C> {
     /// It is being deleted: the finalizer goes once the balancer is gone.
     pub(super) async fn finish(&self, pass: &Pass, owner: &Owner) -> Result<Outcome, Error> {
         if let Some(came) = self.delete(pass, owner).await.transpose() {
@@ -39,6 +39,7 @@ impl<C: Balancers> MyIngresses<C> {
                 let words = format!("AWS shows no load balancer {name} any more; there was {arn}");
                 self.events.normal(pass.ingress.object_ref(&()), "Delete", "Gone", words);
             }
+            self.drop_all_groups(pass, mark, false).await?;
             return Ok(None);
         };
         let Some(tags) = self.cloud.tags(&balancer.arn).await? else {
@@ -52,6 +53,7 @@ impl<C: Balancers> MyIngresses<C> {
                 let words = format!("load balancer {} has lost our tags: it is left as it is", balancer.arn);
                 self.events.warning(pass.ingress.object_ref(&()), "Delete", "LeftBehind", words);
             }
+            self.drop_all_groups(pass, mark, true).await?;
             return Ok(None);
         }
         // What the cache shows may be of the past, and the balancer that of one who has the name now.
@@ -65,6 +67,7 @@ impl<C: Balancers> MyIngresses<C> {
         }
         let words = format!("load balancer {name} was deleted: {}", balancer.arn);
         self.events.normal(pass.ingress.object_ref(&()), "Delete", "Deleted", words);
+        self.drop_all_groups(pass, mark, false).await?;
         Ok(None)
     }
 }

@@ -5,20 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::OnceCell;
 
-use self::standing::{FORBIDDEN, SPEC_INVALID, SUSPENDED, Standing};
+use self::backends::Backends;
+use self::standing::{FORBIDDEN, OUT_OF_SCOPE, SPEC_INVALID, SUSPENDED, Standing};
 use self::tags::Mark;
 use crate::api::MyIngress;
 use crate::api::kind::{EVENTS, Kind, Right};
-use crate::api::my_ingress::{Alb, FINALIZER, GROUP};
+use crate::api::my_ingress::{Alb, FINALIZER, GROUP, ListenerStatus};
 use crate::cloud::elb::Elb;
-use crate::cloud::{Balancers, Fault};
+use crate::cloud::{Cloud, Fault};
 use crate::runtime::cache::Touched;
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
@@ -28,8 +29,11 @@ use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::written::Written;
 use crate::runtime::{Key, Scope, finalizer, ownership};
 
+pub mod backends;
 pub mod build;
 mod ending;
+pub mod listeners;
+pub mod routes;
 mod settle;
 pub mod standing;
 pub mod tags;
@@ -39,12 +43,15 @@ pub const NAME: &str = "myingress";
 /// The kind.
 pub const KIND: Kind = Kind::of::<MyIngress>(
     NAME,
-    &["003032036eb55329"],
+    &["05a412cac0cd494c"],
     &[
         Right { group: GROUP, resources: &["myingresses"], verbs: &["get", "list", "patch", "watch"] },
         Right { group: GROUP, resources: &["myingresses/status"], verbs: &["patch"] },
         // That of kube-system has the UID that tells clusters apart.
         Right { group: "", resources: &["namespaces"], verbs: &["get"] },
+        // What listeners lead to.
+        Right { group: "", resources: &["nodes"], verbs: &["list", "watch"] },
+        Right { group: "", resources: &["services"], verbs: &["get", "list", "watch"] },
         EVENTS,
     ],
 );
@@ -68,6 +75,9 @@ pub enum Error {
     /// The object itself could not be read.
     #[error("the object could not be read: {0}")]
     Read(#[source] kube::Error),
+    /// A Service that a listener leads to could not be read.
+    #[error("Service {0} could not be read: {1}")]
+    ReadService(String, #[source] kube::Error),
     /// The object itself could not be written.
     #[error("the status or the finalizer could not be written: {0}")]
     WriteStatus(#[source] kube::Error),
@@ -77,9 +87,15 @@ impl Failure for Error {
     fn class(&self) -> Class {
         match self {
             Self::Cloud(fault) => fault.class(),
-            Self::ReadCluster(kube::Error::Api(said)) if said.code == 403 => Class::Slow,
+            Self::ReadCluster(kube::Error::Api(said)) | Self::ReadService(_, kube::Error::Api(said))
+                if said.code == 403 =>
+            {
+                Class::Slow
+            }
             Self::Gone => Class::Conflict,
-            Self::ReadCluster(error) | Self::Read(error) | Self::WriteStatus(error) => error.class(),
+            Self::ReadCluster(error) | Self::Read(error) | Self::ReadService(_, error) | Self::WriteStatus(error) => {
+                error.class()
+            }
         }
     }
 }
@@ -89,6 +105,7 @@ pub struct MyIngresses<C> {
     client: Client,
     scope: Scope,
     ingresses: Store<MyIngress>,
+    backends: Arc<Backends>,
     cloud: C,
     cluster: OnceCell<String>,
     events: Events,
@@ -102,17 +119,25 @@ struct Pass {
     ingress: Arc<MyIngress>,
     /// What is known of its balancer; none if AWS was never asked for one.
     alb: Option<Alb>,
+    /// What is known of its listeners: of each port that anything may be there for.
+    listeners: Vec<ListenerStatus>,
 }
 
 /// Hands the controller in.
 pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let ingresses = manager.kind::<MyIngress>(&KIND);
     let (store, trigger) = (ingresses.store.clone(), ingresses.trigger.clone());
+    let backends = Arc::new(Backends::new(trigger.clone()));
+    let nodes = vec![(None, Api::all(manager.client.clone()))];
+    manager.look::<Node>(nodes, "", &backends.wanted, &backends);
+    let services = manager.scope.places(&manager.client);
+    manager.look::<PartialObjectMeta<Service>>(services, "", &backends.wanted, &backends);
     let timings = &manager.config.timings;
     let (resync, shown_within) = (timings.aws_resync, timings.aws_shown_within);
     let controller = Arc::new(MyIngresses {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
+        backends,
         ingresses: store.clone(),
         cloud: Elb::new(manager.fence.clone(), manager.metrics.clone(), timings),
         cluster: OnceCell::new(),
@@ -125,6 +150,9 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     manager.control(ingresses, controller, Vec::new(), move |touched, all_seen| match touched {
         Touched::Present(ingress) => {
             let key = Key::of(ingress.as_ref());
+            if told.scope == Scope::Cluster {
+                told.backends.follow(&key, &ingress);
+            }
             if all_seen && !told.written.knows(&key, &ingress) {
                 trigger.wake(&key);
             }
@@ -142,7 +170,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl<C: Balancers> MyIngresses<C> {
+impl<C: Cloud> MyIngresses<C> {
     fn api(&self, ingress: &MyIngress) -> Api<MyIngress> {
         Api::namespaced(self.client.clone(), &ingress.namespace().unwrap_or_default())
     }
@@ -150,6 +178,16 @@ impl<C: Balancers> MyIngresses<C> {
     /// Whether there is a `MyIngress` with this UID.
     fn lives(&self, uid: &str) -> bool {
         ownership::lives(&self.ingresses, uid)
+    }
+
+    /// Why it is not for this operator, if it is not.
+    fn out_of_scope(&self, ingress: &MyIngress) -> Option<String> {
+        let reaches = self.scope == Scope::Cluster || ingress.spec.listeners.is_empty();
+        (!reaches).then(|| {
+            "spec.listeners lead to the cluster's nodes, which needs an operator without --watch-namespace: take them out, and \
+             make listeners by other means"
+                .into()
+        })
     }
 
     /// UID of this cluster.
@@ -206,8 +244,19 @@ impl<C: Balancers> MyIngresses<C> {
     /// whatever becomes of us.
     async fn note(&self, pass: &mut Pass, alb: Alb) -> Result<(), Error> {
         pass.alb = Some(alb);
+        self.note_all(pass).await
+    }
+
+    /// The same of its listeners.
+    async fn note_listeners(&self, pass: &mut Pass, listeners: Vec<ListenerStatus>) -> Result<(), Error> {
+        pass.listeners = listeners;
+        self.note_all(pass).await
+    }
+
+    async fn note_all(&self, pass: &mut Pass) -> Result<(), Error> {
         let mut status = pass.ingress.status.clone().unwrap_or_default();
         status.alb.clone_from(&pass.alb);
+        status.listeners.clone_from(&pass.listeners);
         if pass.ingress.status.as_ref() == Some(&status) {
             return Ok(());
         }
@@ -221,7 +270,7 @@ impl<C: Balancers> MyIngresses<C> {
     async fn write(&self, pass: &Pass, standing: &Standing) -> Result<(), Error> {
         let ingress = &pass.ingress;
         let generation = ingress.metadata.generation.unwrap_or_default();
-        let status = standing.status(ingress.status.as_ref(), generation, now());
+        let status = standing.status(ingress.status.as_ref(), &pass.listeners, generation, now());
         let api = self.api(ingress);
         let written = self.written.status(&api, MANAGER, ingress, &status).await.map_err(Error::WriteStatus)?;
         if written.is_none() {
@@ -242,7 +291,7 @@ impl<C: Balancers> MyIngresses<C> {
             Err(Error::Cloud(fault)) if fault.class != Class::Conflict => {
                 (Standing::refused(pass.alb.clone(), &fault), Err(Error::Cloud(fault)))
             }
-            Err(error @ Error::ReadCluster(_)) if error.class() == Class::Slow => {
+            Err(error @ (Error::ReadCluster(_) | Error::ReadService(..))) if error.class() == Class::Slow => {
                 (Standing::not(pass.alb.clone(), FORBIDDEN, error.to_string()), Err(error))
             }
             Err(error) => return Err(error),
@@ -258,7 +307,7 @@ fn now() -> Time {
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }
 
-impl<C: Balancers> Reconciler for MyIngresses<C> {
+impl<C: Cloud> Reconciler for MyIngresses<C> {
     type Object = MyIngress;
     type Error = Error;
 
@@ -267,14 +316,16 @@ impl<C: Balancers> Reconciler for MyIngresses<C> {
         let Some(owner) = Owner::of(ingress.as_ref()) else { return Ok(Outcome::Done) };
         let guarded = finalizer::is_on(ingress.as_ref(), FINALIZER);
         let alb = ingress.status.as_ref().and_then(|status| status.alb.clone());
-        let mut pass = Pass { ingress, alb };
+        let listeners = ingress.status.as_ref().map(|status| status.listeners.clone()).unwrap_or_default();
+        let mut pass = Pass { ingress, alb, listeners };
         if pass.ingress.metadata.deletion_timestamp.is_some() {
             return if guarded { self.finish(&pass, &owner).await } else { Ok(Outcome::Done) };
         }
         let blocked = if pass.ingress.spec.suspend.unwrap_or_default() {
             Some((SUSPENDED, "spec.suspend is true: the load balancer is left alone".into()))
         } else {
-            build::check(&pass.ingress).err().map(|words| (SPEC_INVALID, words))
+            let refused = build::check(&pass.ingress).err().map(|words| (SPEC_INVALID, words));
+            refused.or_else(|| self.out_of_scope(&pass.ingress).map(|words| (OUT_OF_SCOPE, words)))
         };
         if let Some((reason, words)) = blocked {
             self.write(&pass, &Standing::not(pass.alb.clone(), reason, words)).await?;
@@ -290,6 +341,7 @@ impl<C: Balancers> Reconciler for MyIngresses<C> {
     }
 
     fn gone(&self, key: &Key) {
+        self.backends.forget(key);
         self.written.forget(key);
     }
 }

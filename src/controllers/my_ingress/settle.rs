@@ -8,11 +8,11 @@ use super::standing::{CONFLICT, CREATING, NAME_TAKEN, NOT_ALIKE, PROVISIONING, S
 use super::tags::Mark;
 use super::{Error, MyIngresses, Pass, now};
 use crate::api::my_ingress::Alb;
-use crate::cloud::{Balancer, Balancers, Fault, Tags, Wanted};
+use crate::cloud::{Balancer, Cloud, Fault, Tags, Wanted};
 use crate::runtime::ownership::{ADOPT_BY, Claim, OWNER};
 use crate::runtime::reconciler::Outcome;
 
-impl<C: Balancers> MyIngresses<C> {
+impl<C: Cloud> MyIngresses<C> {
     /// Has the balancer be as it is wanted.
     pub(super) async fn settle(
         &self,
@@ -106,7 +106,8 @@ impl<C: Balancers> MyIngresses<C> {
             event("Update", "Updated", format!("{} of load balancer {} put right", changed.join(", "), wanted.name));
         }
         came?;
-        Ok(stands(pass.alb.clone().unwrap_or_default(), &balancer))
+        let alb = pass.alb.clone().unwrap_or_default();
+        self.stand(pass, mark, alb, &balancer).await
     }
 
     /// Has it be as it is wanted, as far as AWS lets that be: one refusal does not keep the rest from it. What was `changed`.
@@ -176,7 +177,7 @@ impl<C: Balancers> MyIngresses<C> {
 }
 
 /// It is ours.
-fn stands(alb: Alb, balancer: &Balancer) -> (Standing, Outcome) {
+pub(super) fn stands(alb: Alb, balancer: &Balancer) -> (Standing, Outcome) {
     let mut standing = Standing::of(alb, balancer);
     if standing.ready {
         // It was shown for so long that it is not shown late any more.

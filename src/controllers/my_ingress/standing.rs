@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::api::my_ingress::{Alb, MyIngressStatus};
+use crate::api::my_ingress::{Alb, ListenerStatus, MyIngressStatus};
 use crate::cloud::{Balancer, Fault};
 use crate::runtime::conditions::{self, READY};
 
@@ -30,9 +30,27 @@ pub const DELETING: &str = "Deleting";
 pub const DELETION_PROTECTED: &str = "DeletionProtected";
 /// The operator may not see which cluster this is.
 pub const FORBIDDEN: &str = "Forbidden";
+/// Listeners need more than this operator reaches.
+pub const OUT_OF_SCOPE: &str = "OutOfScope";
+/// A listener leads to a Service that is not there.
+pub const SERVICE_NOT_FOUND: &str = "ServiceNotFound";
+/// The Service has no such port.
+pub const SERVICE_PORT_NOT_FOUND: &str = "ServicePortNotFound";
+/// The Service has no port on the nodes.
+pub const NO_NODE_PORT: &str = "NoNodePort";
+/// No node can take traffic.
+pub const NO_NODES: &str = "NoNodes";
+/// The nodes may not be listed.
+pub const NODES_UNKNOWN: &str = "NodesUnknown";
+/// Somebody else's listener or target group is where one of ours is to be.
+pub const LISTENER_CONFLICT: &str = "ListenerConflict";
+/// AWS has not found out yet how the targets of a listener are.
+pub const TARGETS_INITIAL: &str = "TargetsInitial";
+/// No target of a listener is healthy.
+pub const TARGETS_UNHEALTHY: &str = "TargetsUnhealthy";
 
 /// The reasons that are ours; any other is AWS' ([`crate::cloud::fault`]).
-pub const REASONS: [&str; 13] = [
+pub const REASONS: [&str; 22] = [
     READY,
     SUSPENDED,
     SPEC_INVALID,
@@ -46,6 +64,15 @@ pub const REASONS: [&str; 13] = [
     DELETING,
     DELETION_PROTECTED,
     FORBIDDEN,
+    OUT_OF_SCOPE,
+    SERVICE_NOT_FOUND,
+    SERVICE_PORT_NOT_FOUND,
+    NO_NODE_PORT,
+    NO_NODES,
+    NODES_UNKNOWN,
+    LISTENER_CONFLICT,
+    TARGETS_INITIAL,
+    TARGETS_UNHEALTHY,
 ];
 
 /// How it stands.
@@ -93,10 +120,21 @@ impl Standing {
     }
 
     /// The status that says so. `before` is the one that stands.
-    pub fn status(&self, before: Option<&MyIngressStatus>, generation: i64, now: Time) -> MyIngressStatus {
+    pub fn status(
+        &self,
+        before: Option<&MyIngressStatus>,
+        listeners: &[ListenerStatus],
+        generation: i64,
+        now: Time,
+    ) -> MyIngressStatus {
         let mut conditions = before.map(|before| before.conditions.clone()).unwrap_or_default();
         conditions::set(&mut conditions, READY, self.ready, self.reason, &self.message, generation, now);
-        MyIngressStatus { alb: self.alb.clone(), observed_generation: Some(generation), conditions }
+        MyIngressStatus {
+            alb: self.alb.clone(),
+            listeners: listeners.to_vec(),
+            observed_generation: Some(generation),
+            conditions,
+        }
     }
 }
 

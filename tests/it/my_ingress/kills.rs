@@ -8,9 +8,15 @@ use super::*;
 use crate::support::at_each_write;
 
 /// Plays `scene` with an operator that is killed at this call, and started again. Whether it came to that.
-async fn killed_at<T>(site: &Site, point: Point, call: u64, scene: impl Future<Output = T>) -> (bool, T) {
+pub(super) async fn killed_at<T>(
+    site: &Site,
+    settings: Settings,
+    point: Point,
+    call: u64,
+    scene: impl Future<Output = T>,
+) -> (bool, T) {
     let gate = site.aws.gate(On::all(), call, point);
-    let mut operator = Operator::launch(&site.bed, site.settings()).await;
+    let mut operator = Operator::launch(&site.bed, settings).await;
     let kill = async {
         gate.reached(SOON * 10).await.unwrap();
         operator.kill();
@@ -59,7 +65,7 @@ async fn a_kill_at_any_call_leaves_one_balancer_or_none() {
             assert_eq!(site.aws.balancers().await.unwrap(), []);
             plain(&balancers[0])
         };
-        Box::pin(killed_at(&site, point, call, scene)).await
+        Box::pin(killed_at(&site, site.settings(), point, call, scene)).await
     });
     let calls = Box::pin(calls).await;
     // Look, create, look whose; look, whose, two for tags, three for the rest; look, whose, delete, look.
@@ -110,7 +116,7 @@ async fn a_kill_while_one_is_taken_over_leaves_it_taken_over() {
                 assert_eq!(balancer.tags["quartermaster.dev/owner"], site.path("web"));
                 plain(&balancer)
             };
-            let came = Box::pin(killed_at(&site, point, call, scene)).await;
+            let came = Box::pin(killed_at(&site, site.settings(), point, call, scene)).await;
             site.aws.delete(&arn).await.unwrap();
             came
         });

@@ -17,6 +17,8 @@ mod calls;
 mod drift;
 mod ending;
 mod kills;
+mod listeners;
+mod listeners_ending;
 mod outages;
 mod ownership;
 mod rest;

@@ -1,0 +1,198 @@
+//! What listeners lead to, as the cluster has it: its nodes, by a watch that keeps the instance's ID of each, and the Services,
+//! whose changes wake those that name them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::{Node, Service};
+use kube::ResourceExt;
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher;
+use tokio::sync::{SetOnce, watch};
+
+use crate::api::MyIngress;
+use crate::runtime::reconciler::Trigger;
+use crate::runtime::watch_hub::{Observer, ResourceName};
+use crate::runtime::{Key, watching};
+
+/// Label of nodes that no load balancer leads to
+/// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#node-kubernetes-io-exclude-from-external-load-balancers>).
+const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+
+/// What is known of the cluster.
+pub struct Backends {
+    /// Set once there is a `MyIngress` with listeners.
+    pub wanted: Arc<SetOnce<()>>,
+    state: Mutex<State>,
+    nodes: watch::Sender<Nodes>,
+    wake: Trigger<MyIngress>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The instance of each node that takes traffic.
+    instances: BTreeMap<String, String>,
+    /// What the list of nodes that is under way has shown, if one is.
+    listing: Option<BTreeSet<String>>,
+    /// All nodes have been shown once.
+    listed: bool,
+    /// The names of the Services that each leads to.
+    leads: HashMap<Key, BTreeSet<String>>,
+}
+
+/// What is known of the nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Nodes {
+    Unlisted,
+    Listed,
+    /// They may not be listed, in the apiserver's words.
+    Unknown(String),
+}
+
+impl Backends {
+    /// Nothing is known yet. `wake` wakes whom it concerns.
+    pub fn new(wake: Trigger<MyIngress>) -> Self {
+        Self { wanted: Arc::default(), state: Mutex::default(), nodes: watch::channel(Nodes::Unlisted).0, wake }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// There is such a `MyIngress`.
+    pub fn follow(&self, key: &Key, ingress: &MyIngress) {
+        let services: BTreeSet<_> =
+            ingress.spec.listeners.iter().map(|listener| listener.service.name.clone()).collect();
+        if services.is_empty() {
+            return self.forget(key);
+        }
+        // Once is enough.
+        let _ = self.wanted.set(());
+        self.state().leads.insert(key.clone(), services);
+    }
+
+    /// It is gone.
+    pub fn forget(&self, key: &Key) {
+        self.state().leads.remove(key);
+    }
+
+    /// IDs of the instances of all nodes that take traffic, once they have been listed.
+    ///
+    /// # Errors
+    /// Why they are not known, in the apiserver's words.
+    pub async fn instances(&self) -> Result<BTreeSet<String>, String> {
+        let mut nodes = self.nodes.subscribe();
+        // The sender is ours.
+        let known = nodes.wait_for(|nodes| *nodes != Nodes::Unlisted).await.map(|nodes| nodes.clone());
+        match known {
+            Ok(Nodes::Unknown(why)) => Err(why),
+            _ => Ok(self.state().instances.values().cloned().collect()),
+        }
+    }
+
+    /// The node has this instance, which takes traffic, or none.
+    fn node(&self, name: &str, instance: Option<String>) {
+        let mut state = self.state();
+        if state.instances.get(name) == instance.as_ref() {
+            return;
+        }
+        match instance {
+            Some(instance) => state.instances.insert(name.to_owned(), instance),
+            None => state.instances.remove(name),
+        };
+        let all: Vec<_> = state.leads.keys().cloned().collect();
+        drop(state);
+        if *self.nodes.borrow() == Nodes::Listed {
+            all.iter().for_each(|key| self.wake.wake(key));
+        }
+    }
+
+    /// The nodes are known, from now on.
+    fn known(&self) {
+        if self.nodes.send_replace(Nodes::Listed) != Nodes::Listed {
+            let all: Vec<_> = self.state().leads.keys().cloned().collect();
+            all.iter().for_each(|key| self.wake.wake(key));
+        }
+    }
+
+    fn service(&self, service: &Key) {
+        let concerned: Vec<_> = {
+            let state = self.state();
+            let leads = state
+                .leads
+                .iter()
+                .filter(|(key, services)| key.namespace == service.namespace && services.contains(&*service.name));
+            leads.map(|(key, _)| key.clone()).collect()
+        };
+        concerned.iter().for_each(|key| self.wake.wake(key));
+    }
+}
+
+/// The instance of a node that takes traffic. `aws:///eu-central-1a/i-0123456789abcdef0` is what the cloud's own controller
+/// writes; other things than instances have another last part.
+pub fn instance(node: &Node) -> Option<String> {
+    let excluded = node.labels().contains_key(EXCLUDED) || node.metadata.deletion_timestamp.is_some();
+    let id = node.spec.as_ref()?.provider_id.as_deref()?.strip_prefix("aws://")?.rsplit('/').next()?;
+    (!excluded && id.starts_with("i-")).then(|| id.to_owned())
+}
+
+impl Observer<Node> for Backends {
+    fn listing(&self, _: &ResourceName, _: Option<&str>) {
+        self.state().listing = Some(BTreeSet::new());
+    }
+
+    fn present(&self, _: &ResourceName, node: Node) {
+        if let Some(listing) = &mut self.state().listing {
+            listing.insert(node.name_any());
+        }
+        self.node(&node.name_any(), instance(&node));
+    }
+
+    fn gone(&self, _: &ResourceName, node: Node) {
+        self.node(&node.name_any(), None);
+    }
+
+    fn listed(&self, _: &ResourceName, _: Option<&str>) {
+        let missing: Vec<_> = {
+            let mut state = self.state();
+            state.listed = true;
+            let listed = state.listing.take().unwrap_or_default();
+            state.instances.keys().filter(|name| !listed.contains(*name)).cloned().collect()
+        };
+        for name in &missing {
+            self.node(name, None);
+        }
+        self.known();
+    }
+
+    fn stands(&self, _: &ResourceName, _: Option<&str>) {
+        // Unless they are listed anew in a moment.
+        if self.state().listed {
+            self.known();
+        }
+    }
+
+    fn failing(&self, _: &ResourceName, _: Option<&str>, error: &watcher::Error) {
+        if let Some(refusal) = watching::refusal(error).filter(|status| status.code == 403) {
+            self.nodes.send_replace(Nodes::Unknown(refusal.message.clone()));
+        }
+    }
+}
+
+impl Observer<PartialObjectMeta<Service>> for Backends {
+    fn listing(&self, _: &ResourceName, _: Option<&str>) {}
+
+    fn present(&self, _: &ResourceName, service: PartialObjectMeta<Service>) {
+        self.service(&Key::of(&service));
+    }
+
+    fn gone(&self, _: &ResourceName, service: PartialObjectMeta<Service>) {
+        self.service(&Key::of(&service));
+    }
+
+    fn listed(&self, _: &ResourceName, _: Option<&str>) {}
+
+    fn stands(&self, _: &ResourceName, _: Option<&str>) {}
+
+    fn failing(&self, _: &ResourceName, _: Option<&str>, _: &watcher::Error) {}
+}

@@ -1,0 +1,439 @@
+//! Listeners: traffic arrives at each node, where the Service is now. A node's instance is called like the node.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::{Node, Service};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use quartermaster::api::my_ingress::ListenerStatus;
+use testbed::aws::{Listener, TargetGroup};
+
+use super::*;
+
+/// Label of nodes that are left out.
+const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+
+impl Site {
+    /// A control plane of its own: nodes belong to no namespace.
+    pub(super) async fn with_nodes(name: &str, nodes: &[&str]) -> Self {
+        let bed = Bed::own_with(testbed::Options::apiserver_only(), name).await;
+        let site = Self { bed, aws: Aws::start().await.unwrap() };
+        site.aws.provisioning(std::time::Duration::ZERO);
+        for node in nodes {
+            site.node(node).await;
+        }
+        site
+    }
+
+    /// An operator that reaches them.
+    pub(super) async fn reaching(&self) -> Operator {
+        Operator::start(&self.bed, self.settings().whole_cluster()).await
+    }
+
+    fn nodes(&self) -> Api<Node> {
+        Api::all(self.bed.client.clone())
+    }
+
+    /// A node on an instance.
+    pub(super) async fn node(&self, id: &str) {
+        self.aws.add_instance(id, 'a');
+        let spec = json!({ "providerID": format!("aws:///us-east-1a/{id}") });
+        let node = serde_json::from_value(json!({ "metadata": { "name": id }, "spec": spec })).unwrap();
+        self.nodes().create(&PostParams::default(), &node).await.unwrap();
+    }
+
+    async fn node_goes(&self, id: &str) {
+        self.nodes().delete(id, &DeleteParams::default()).await.unwrap();
+    }
+
+    async fn exclude(&self, id: &str, excluded: bool) {
+        let value = if excluded { json!("") } else { Value::Null };
+        let patch = json!({ "metadata": { "labels": { EXCLUDED: value } } });
+        self.nodes().patch(id, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    }
+
+    /// A Service whose port 80 is at this port of each node.
+    pub(super) async fn service(&self, name: &str, node_port: u16) {
+        let ports = json!([{ "port": 80, "nodePort": node_port }]);
+        let spec = json!({ "type": "NodePort", "selector": { "app": name }, "ports": ports });
+        self.bed.create::<Service>(name, json!({ "spec": spec })).await;
+    }
+
+    /// Waits until requests to a port of `web` may arrive at these ports of nodes, and nowhere else.
+    async fn arrives(&self, port: u16, at: &[(&str, u16)]) {
+        let at: Vec<_> = at.iter().map(|(id, port)| ((*id).to_owned(), *port)).collect();
+        let mut last = Vec::new();
+        let arrived = until(format!("port {port} leads to {at:?}"), SOON, async || {
+            last = self.aws.route("web-alb", port);
+            last.sort();
+            Ok((last == at).then_some(()))
+        })
+        .await;
+        arrived.unwrap_or_else(|error| panic!("{error:#}; it leads to {last:?}"));
+    }
+
+    /// What `web` listens on.
+    pub(super) async fn listening(&self) -> Vec<Listener> {
+        match self.balancer("web").await {
+            Some(balancer) => self.aws.listeners(&balancer.arn).await.unwrap(),
+            None => Vec::new(),
+        }
+    }
+
+    pub(super) async fn groups(&self) -> Vec<TargetGroup> {
+        self.aws.target_groups().await.unwrap()
+    }
+
+    async fn status(&self) -> Vec<ListenerStatus> {
+        self.bed.api::<MyIngress>().get("web").await.unwrap().status.unwrap().listeners
+    }
+
+    /// Waits until the status says just this of the listeners: port, healthy, total, reason.
+    async fn tells(&self, listeners: &[(u16, u32, u32, &str)]) {
+        let expected: Vec<_> = listeners
+            .iter()
+            .map(|(port, healthy, total, reason)| ListenerStatus {
+                port: *port,
+                healthy: *healthy,
+                total: *total,
+                reason: (*reason).into(),
+            })
+            .collect();
+        let tells = |ingress: &MyIngress| ingress.status.as_ref().is_some_and(|status| status.listeners == expected);
+        self.bed.until("web", &format!("tells {listeners:?}"), tells).await;
+    }
+}
+
+/// An HTTP listener that leads to port 80 of a Service.
+pub(super) fn http(port: u16, service: &str) -> Value {
+    json!({ "port": port, "service": { "name": service, "port": 80 } })
+}
+
+/// That at no moment a listener was led to a group without targets, and that no group was asked to go before its listener.
+pub(super) fn never_led_nowhere(calls: &[Arc<Call>]) {
+    let mut registered: BTreeMap<String, BTreeSet<(String, String)>> = BTreeMap::new();
+    let mut led = BTreeSet::new();
+    for call in calls.iter().filter(|call| call.done && call.code().is_none()) {
+        let param = |name: &str| call.params.get(name).cloned().unwrap_or_default();
+        let group = param("TargetGroupArn");
+        let targets = (1..).map_while(|at| {
+            let id = call.params.get(&format!("Targets.member.{at}.Id"))?.clone();
+            Some((id, param(&format!("Targets.member.{at}.Port"))))
+        });
+        match call.action.as_str() {
+            "RegisterTargets" => registered.entry(group).or_default().extend(targets),
+            "DeregisterTargets" => targets.for_each(|target| {
+                registered.entry(group.clone()).or_default().remove(&target);
+            }),
+            "CreateListener" | "ModifyListener" => {
+                led.insert(param("DefaultActions.member.1.TargetGroupArn"));
+            }
+            "DeleteTargetGroup" => {
+                led.remove(&group);
+            }
+            _ => {}
+        }
+        let empty: Vec<_> = led.iter().filter(|group| registered.get(*group).is_none_or(BTreeSet::is_empty)).collect();
+        assert!(empty.is_empty(), "{call:?} leaves {empty:?} empty");
+    }
+    assert!(!led.is_empty() || calls.iter().any(|call| call.action == "DeleteTargetGroup"), "it was led somewhere");
+    let in_use = calls.iter().filter(|call| call.action == "DeleteTargetGroup" && call.code() == Some("ResourceInUse"));
+    assert_eq!(in_use.count(), 0);
+}
+
+#[tokio::test]
+async fn traffic_follows_the_nodes() {
+    let site = Site::with_nodes("nodes", &["i-1", "i-2"]).await;
+    let _operator = site.reaching().await;
+    site.service("shop", 30_080).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080)]).await;
+    site.ready("web").await;
+    site.tells(&[(80, 2, 2, "")]).await;
+
+    site.node("i-3").await;
+    site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080), ("i-3", 30_080)]).await;
+    site.tells(&[(80, 3, 3, "")]).await;
+    site.exclude("i-2", true).await;
+    site.arrives(80, &[("i-1", 30_080), ("i-3", 30_080)]).await;
+    site.node_goes("i-1").await;
+    site.arrives(80, &[("i-3", 30_080)]).await;
+    site.tells(&[(80, 1, 1, "")]).await;
+    site.exclude("i-2", false).await;
+    site.arrives(80, &[("i-2", 30_080), ("i-3", 30_080)]).await;
+
+    // The last ones go: what is there stays.
+    site.exclude("i-2", true).await;
+    site.arrives(80, &[("i-3", 30_080)]).await;
+    site.node_goes("i-3").await;
+    let words = site.says("web", "NoNodes").await;
+    assert!(words.contains(EXCLUDED), "{words}");
+    site.tells(&[(80, 0, 0, "NoNodes")]).await;
+    site.arrives(80, &[("i-3", 30_080)]).await;
+    site.exclude("i-2", false).await;
+    site.arrives(80, &[("i-2", 30_080)]).await;
+    site.ready("web").await;
+
+    // An instance that ended before its node does holds up no other.
+    site.aws.end_instance("i-2");
+    site.node("i-4").await;
+    site.arrives(80, &[("i-4", 30_080)]).await;
+    site.ready("web").await;
+    site.tells(&[(80, 1, 2, "")]).await;
+    never_led_nowhere(&site.aws.calls());
+}
+
+#[tokio::test]
+async fn traffic_follows_the_service_and_the_spec() {
+    let site = Site::with_nodes("services", &["i-1", "i-2"]).await;
+    let operator = site.reaching().await;
+    let at = |port: u16| [("i-1", port), ("i-2", port)];
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    let words = site.says("web", "ServiceNotFound").await;
+    assert!(words.contains("Service shop does not exist"), "{words}");
+    assert_eq!((site.listening().await.len(), site.groups().await.len()), (0, 0), "nothing that leads nowhere");
+    site.service("shop", 30_080).await;
+    site.arrives(80, &at(30_080)).await;
+    site.ready("web").await;
+
+    // Another port on the nodes.
+    let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_081 }] } });
+    site.bed.patch::<Service>("shop", ports).await;
+    site.arrives(80, &at(30_081)).await;
+    site.ready("web").await;
+    site.tells(&[(80, 2, 2, "")]).await;
+
+    // None, another type, and gone: what is there stays until it is known where to lead instead.
+    let ports = json!({ "spec": { "ports": [{ "port": 81, "nodePort": 30_081 }] } });
+    site.bed.patch::<Service>("shop", ports).await;
+    let words = site.says("web", "ServicePortNotFound").await;
+    assert!(words.contains("has no port 80 over TCP: it has 81"), "{words}");
+    let inside = json!({ "spec": { "type": "ClusterIP", "ports": [{ "port": 80 }] } });
+    site.bed.patch::<Service>("shop", inside).await;
+    let words = site.says("web", "NoNodePort").await;
+    assert!(words.contains("type: NodePort"), "{words}");
+    site.bed.delete::<Service>("shop").await;
+    site.says("web", "ServiceNotFound").await;
+    site.tells(&[(80, 0, 0, "ServiceNotFound")]).await;
+    site.arrives(80, &at(30_081)).await;
+    site.service("shop", 30_082).await;
+    site.arrives(80, &at(30_082)).await;
+    site.ready("web").await;
+
+    // A second one, and a change of the first one's port.
+    site.service("api", 30_090).await;
+    site.respec("web", json!({ "listeners": [http(80, "shop"), http(8080, "api")] })).await;
+    site.arrives(8080, &at(30_090)).await;
+    site.arrives(80, &at(30_082)).await;
+    site.tells(&[(80, 2, 2, ""), (8080, 2, 2, "")]).await;
+    site.respec("web", json!({ "listeners": [http(81, "shop"), http(8080, "api")] })).await;
+    site.arrives(81, &at(30_082)).await;
+    site.arrives(80, &[]).await;
+    site.ready("web").await;
+    assert_eq!(site.listening().await.iter().map(|it| it.port).collect::<Vec<_>>(), [81, 8080]);
+    assert_eq!(site.groups().await.len(), 2);
+    site.tells(&[(81, 2, 2, ""), (8080, 2, 2, "")]).await;
+
+    // Both lead elsewhere.
+    site.respec("web", json!({ "listeners": [http(81, "api"), http(8080, "shop")] })).await;
+    site.arrives(81, &at(30_090)).await;
+    site.arrives(8080, &at(30_082)).await;
+    site.ready("web").await;
+
+    // While it is suspended nothing is done; then all go.
+    site.respec("web", json!({ "suspend": true, "listeners": null })).await;
+    site.says("web", "Suspended").await;
+    assert_eq!((site.listening().await.len(), site.groups().await.len()), (2, 2));
+    site.respec("web", json!({ "suspend": null })).await;
+    site.ready("web").await;
+    assert_eq!((site.listening().await.len(), site.groups().await.len()), (0, 0));
+    assert_eq!(site.status().await, []);
+    never_led_nowhere(&site.aws.calls());
+
+    // A plain balancer costs what it did.
+    drop(operator);
+    site.aws.clear();
+    let _operator = site.reaching().await;
+    let looked = |calls: &[Arc<Call>]| calls.len() >= 2;
+    let calls = site.aws.wait_for(SOON, looked).await.unwrap();
+    site.look_again("web").await;
+    site.aws.wait_for(SOON, |now| now.len() >= calls.len() + 2).await.unwrap();
+    assert_eq!(counted(&site.aws.calls()).keys().collect::<Vec<_>>(), ["DescribeLoadBalancers", "DescribeTags"]);
+}
+
+#[tokio::test]
+async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
+    let site = Site::with_nodes("listeners", &["i-1"]).await;
+    let operator = site.reaching().await;
+    site.service("shop", 30_080).await;
+    let tls = async || site.aws.certificate().await.unwrap();
+    let (first, second) = (tls().await, tls().await);
+    site.ingress("web", json!({ "listeners": [http(443, "shop")] })).await;
+    site.arrives(443, &[("i-1", 30_080)]).await;
+    site.ready("web").await;
+    let made = site.listening().await.remove(0);
+    let group = site.groups().await.remove(0);
+    assert_eq!((group.health_check_path.as_str(), group.tags == made.tags), ("/", true));
+    assert_eq!(made.tags, site.balancer("web").await.unwrap().tags);
+    let arn = site.balancer("web").await.unwrap().arn;
+    let becomes = async |what: &str, is: &dyn Fn(&Listener, &TargetGroup) -> bool| {
+        until(what, SOON, async || {
+            let (listeners, groups) = (site.listening().await, site.groups().await);
+            let listener = listeners.iter().find(|listener| listener.port == 443).unwrap();
+            let group = groups.iter().find(|it| it.arn == group.arn).unwrap();
+            assert_eq!(listener.arn, made.arn);
+            Ok(is(listener, group).then_some(()))
+        })
+        .await
+        .unwrap();
+    };
+
+    // HTTPS with one policy and another, another certificate, another path, and back.
+    let secure = |certificate: &str, policy: Value, path: Value| {
+        let mut listener = http(443, "shop");
+        listener["protocol"] = "HTTPS".into();
+        listener["certificateArn"] = certificate.into();
+        (listener["sslPolicy"], listener["healthCheckPath"]) = (policy, path);
+        listener.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        json!({ "listeners": [listener] })
+    };
+    let (old, new) = ("ELBSecurityPolicy-TLS-1-2-2017-01", "ELBSecurityPolicy-TLS13-1-2-2021-06");
+    site.respec("web", secure(&first, Value::Null, Value::Null)).await;
+    becomes("HTTPS", &|it, _| it.protocol == "HTTPS" && it.certificates == [first.clone()]).await;
+    site.respec("web", secure(&first, json!(old), Value::Null)).await;
+    becomes("the policy", &|it, _| it.ssl_policy == old).await;
+    site.respec("web", secure(&second, json!(old), json!("/healthz"))).await;
+    becomes("the other certificate", &|it, _| it.certificates == [second.clone()]).await;
+    becomes("the path", &|_, group| group.health_check_path == "/healthz").await;
+    // Not said, it stays.
+    site.respec("web", secure(&second, Value::Null, json!("/healthz"))).await;
+    site.ready("web").await;
+    becomes("the policy still", &|it, _| it.ssl_policy == old).await;
+    site.arrives(443, &[("i-1", 30_080)]).await;
+
+    // Somebody else changes what is ours, and makes what is theirs.
+    let theirs = site.aws.create_target_group("theirs", 80).await.unwrap();
+    site.respec("web", secure(&second, json!(new), json!("/healthz"))).await;
+    becomes("the new policy", &|it, _| it.ssl_policy == new).await;
+    let action = [("DefaultActions.member.1.Type", "forward"), ("DefaultActions.member.1.TargetGroupArn", &*theirs)];
+    let modify = [&[("ListenerArn", &*made.arn), ("SslPolicy", old)], &action[..]].concat();
+    site.aws.ask("ModifyListener", &modify).await.unwrap();
+    let path = [("TargetGroupArn", &*group.arn), ("HealthCheckPath", "/theirs"), ("HealthCheckIntervalSeconds", "15")];
+    site.aws.ask("ModifyTargetGroup", &path).await.unwrap();
+    let targets = [("TargetGroupArn", &*group.arn), ("Targets.member.1.Id", "i-1"), ("Targets.member.1.Port", "30080")];
+    site.aws.ask("DeregisterTargets", &targets).await.unwrap();
+    let foreign = site.aws.create_listener(&arn, 9000, &theirs).await.unwrap();
+    site.look_again("web").await;
+    becomes("as it was", &|it, group| {
+        it.target_group == group.arn && it.ssl_policy == new && group.health_check_path == "/healthz"
+    })
+    .await;
+    site.arrives(443, &[("i-1", 30_080)]).await;
+    site.ready("web").await;
+    let told = site.bed.event("web", "Updated").await;
+    assert!(told.contains("port 443"), "{told}");
+
+    // Theirs is in the way: never touched, and said.
+    site.respec("web", json!({ "listeners": [http(443, "shop"), http(9000, "shop")] })).await;
+    let words = site.says("web", "ListenerConflict").await;
+    assert!(words.contains("port 9000"), "{words}");
+    becomes("HTTP", &|it, _| it.protocol == "HTTP").await;
+    site.tells(&[(443, 1, 1, ""), (9000, 0, 0, "ListenerConflict")]).await;
+    site.respec("web", json!({ "listeners": [http(443, "shop")] })).await;
+    site.ready("web").await;
+    let left = site.listening().await;
+    let left = left.iter().find(|it| it.port == 9000).unwrap();
+    assert_eq!((&left.arn, &left.target_group, left.tags.len()), (&foreign, &theirs, 0));
+    // So is a group of the name that ours would have.
+    let name = site.groups().await.iter().find(|it| it.arn == group.arn).unwrap().name.replace("-443", "-81");
+    let squatter = site.aws.create_target_group(&name, 80).await.unwrap();
+    site.respec("web", json!({ "listeners": [http(443, "shop"), http(81, "shop")] })).await;
+    let words = site.says("web", "ListenerConflict").await;
+    assert!(words.contains(&name), "{words}");
+    site.respec("web", json!({ "listeners": [http(443, "shop")] })).await;
+    site.ready("web").await;
+    assert!(site.groups().await.iter().any(|it| it.arn == squatter && it.tags.is_empty()));
+
+    // AWS refuses one: the other is served.
+    let mut bad = secure("arn:aws:acm:us-east-1:123456789012:certificate/none", Value::Null, Value::Null);
+    bad["listeners"].as_array_mut().unwrap().push(http(82, "shop"));
+    site.respec("web", bad).await;
+    let words = site.says("web", "SpecRefused").await;
+    assert!(words.starts_with("port 443: AWS says CertificateNotFound"), "{words}");
+    site.arrives(82, &[("i-1", 30_080)]).await;
+    let ingress: MyIngress = site.bed.api().get("web").await.unwrap();
+    assert!(ingress.status.unwrap().alb.unwrap().dns.is_some());
+    site.respec("web", json!({ "listeners": [http(443, "shop")] })).await;
+    site.ready("web").await;
+
+    // At rest: so many calls, and no write.
+    site.tells(&[(443, 1, 1, "")]).await;
+    drop(operator);
+    site.respec("web", json!({ "listeners": [http(443, "shop"), http(444, "shop")] })).await;
+    let operator = Operator::start(&site.bed, site.settings().whole_cluster().flag("--aws-resync=2s")).await;
+    site.tells(&[(443, 1, 1, ""), (444, 1, 1, "")]).await;
+    site.ready("web").await;
+    let since = site.bed.plane.audit().mark().await.unwrap();
+    site.aws.clear();
+    let looked = |calls: &[Arc<Call>]| calls.iter().filter(|it| it.action == "DescribeLoadBalancers").count() == 3;
+    site.aws.wait_for(SOON, looked).await.unwrap();
+    drop(operator);
+    let calls = site.aws.calls();
+    let starts: Vec<_> = (0..calls.len()).filter(|at| calls[*at].action == "DescribeLoadBalancers").collect();
+    let pass: Vec<_> = calls[starts[1]..starts[2]].iter().map(|call| call.action.as_str()).collect();
+    let expected = [
+        "DescribeLoadBalancers",
+        "DescribeTags",
+        "DescribeListeners",
+        "DescribeTargetGroups",
+        "DescribeTags",
+        "DescribeTargetHealth",
+        "DescribeTargetHealth",
+    ];
+    assert_eq!(pass, expected);
+    assert_eq!(site.writes(since).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
+    let site = Site::with_nodes("health", &["i-1", "i-2"]).await;
+    let _operator = site.reaching().await;
+    let groups = site.aws.security_groups();
+    site.service("shop", 30_080).await;
+    site.aws.target_times(std::time::Duration::from_secs(3600), std::time::Duration::ZERO);
+    site.ingress("web", json!({ "listeners": [http(80, "shop")], "securityGroups": groups })).await;
+    let words = site.says("web", "TargetsInitial").await;
+    assert!(words.contains("port 80"), "{words}");
+    let group = site.groups().await.remove(0);
+    for id in ["i-1", "i-2"] {
+        site.aws.health(&group.arn, id, "unhealthy", "Target.Timeout").unwrap();
+    }
+    let words = site.says("web", "TargetsUnhealthy").await;
+    let mut named = groups.clone();
+    named.sort();
+    assert!(words.contains("(Target.Timeout)"), "{words}");
+    assert!(words.contains(&format!("lets TCP 30080 in from {}", named.join(", "))), "{words}");
+    site.tells(&[(80, 0, 2, "TargetsUnhealthy")]).await;
+    // One is enough.
+    site.aws.health(&group.arn, "i-2", "healthy", "").unwrap();
+    site.ready("web").await;
+    site.tells(&[(80, 1, 2, "")]).await;
+    site.bed.event("web", "Ready").await;
+    site.aws.health(&group.arn, "i-1", "healthy", "").unwrap();
+    site.look_again("web").await;
+    site.tells(&[(80, 2, 2, "")]).await;
+    assert_eq!(site.bed.events("web", "Ready").await.len(), 1, "another count is no news");
+}
+
+#[tokio::test]
+async fn an_operator_of_some_namespaces_says_that_it_cannot() {
+    let site = Site::new("scoped").await;
+    let _operator = site.operator().await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    let words = site.says("web", "OutOfScope").await;
+    assert!(words.contains("--watch-namespace"), "{words}");
+    assert_eq!(site.aws.calls().len(), 0);
+    site.respec("web", json!({ "listeners": null })).await;
+    site.ready("web").await;
+    site.bed.delete::<MyIngress>("web").await;
+    site.gone("web").await;
+}

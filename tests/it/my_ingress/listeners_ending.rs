@@ -1,0 +1,151 @@
+//! Nothing of a listener stays behind, whatever happens in between, and nothing goes that is not ours.
+
+use std::time::Duration;
+
+use testbed::aws::{Fault, On, Point, Times};
+
+use super::kills::killed_at;
+use super::listeners::{http, never_led_nowhere};
+use super::*;
+use crate::support::at_each_write;
+
+impl Site {
+    /// Waits until nothing is left, but for these target groups.
+    async fn all_gone(&self, but: &[&str]) {
+        self.bed.delete::<MyIngress>("web").await;
+        self.gone("web").await;
+        let left: Vec<_> = self.groups().await.into_iter().map(|group| group.name).collect();
+        assert_eq!(left, but);
+    }
+
+    async fn with_listener(&self) {
+        self.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+        self.ready("web").await;
+    }
+}
+
+#[tokio::test]
+async fn the_groups_go_with_the_balancer() {
+    let site = Site::with_nodes("ends", &["i-1"]).await;
+    let _operator = site.reaching().await;
+    site.service("shop", 30_080).await;
+    let theirs = site.aws.create_target_group("theirs", 80).await.unwrap();
+    // AWS is not done with the listener for a while.
+    site.with_listener().await;
+    let busy = Fault::code("ResourceInUse", "Target group is currently in use by a listener or a rule");
+    let order = site.aws.fault(On::action("DeleteTargetGroup"), Times::First(3), busy);
+    site.all_gone(&["theirs"]).await;
+    assert_eq!((order.hits(), site.aws.balancers().await.unwrap().len()), (3, 0));
+
+    // Somebody deleted the balancer.
+    site.with_listener().await;
+    site.aws.delete(&site.balancer("web").await.unwrap().arn).await.unwrap();
+    site.all_gone(&["theirs"]).await;
+
+    // It was made anew, and another time in another network.
+    site.with_listener().await;
+    let group = site.groups().await.into_iter().find(|group| group.arn != theirs).unwrap();
+    site.aws.delete(&site.balancer("web").await.unwrap().arn).await.unwrap();
+    site.look_again("web").await;
+    site.becomes("web", "is there", |_| true).await;
+    site.ready("web").await;
+    until("it listens", SOON, async || Ok((site.listening().await.len() == 1).then_some(()))).await.unwrap();
+    assert_eq!(site.listening().await[0].target_group, group.arn);
+    site.respec("web", json!({ "suspend": true })).await;
+    site.says("web", "Suspended").await;
+    site.aws.delete(&site.balancer("web").await.unwrap().arn).await.unwrap();
+    let other = json!({ "suspend": null, "subnets": testbed::aws::OTHER_SUBNETS });
+    site.respec("web", other).await;
+    // The node is not in that network.
+    site.says("web", "InProgress").await;
+    let moved = site.groups().await.into_iter().find(|group| group.arn != theirs).unwrap();
+    assert_eq!((&moved.name, moved.vpc), (&group.name, site.aws.other_vpc()));
+    site.all_gone(&["theirs"]).await;
+
+    // A balancer that is not ours any more is left with what it leads to.
+    site.with_listener().await;
+    let arn = site.balancer("web").await.unwrap().arn;
+    for tag in ["quartermaster.dev/cluster", "quartermaster.dev/owner-uid"] {
+        site.aws.untag(&arn, tag).await.unwrap();
+    }
+    let kept = site.listening().await[0].target_group.clone();
+    let kept = site.groups().await.into_iter().find(|group| group.arn == kept).unwrap().name;
+    let mut left = ["theirs", &*kept];
+    left.sort_unstable();
+    site.all_gone(&left).await;
+    assert_eq!(site.aws.route("web-alb", 80), [("i-1".to_owned(), 30_080)]);
+}
+
+/// After a restore from a backup the object has another UID: what the former one left is known by its name.
+#[tokio::test]
+async fn what_was_there_before_a_restore_is_ours() {
+    let site = Site::with_nodes("restored", &["i-1"]).await;
+    let operator = site.reaching().await;
+    site.service("shop", 30_080).await;
+    site.with_listener().await;
+    drop(operator);
+    let (listener, group) = (site.listening().await.remove(0), site.groups().await.remove(0));
+    let balancer = site.balancer("web").await.unwrap();
+    for arn in [&balancer.arn, &listener.arn, &group.arn] {
+        site.aws.tag(arn, "quartermaster.dev/owner-uid", "00000000-0000-0000-0000-000000000000").await.unwrap();
+    }
+    // The status is lost as well, and a port is asked for in place of the other.
+    site.bed.patch::<MyIngress>("web", json!({ "spec": { "listeners": [http(81, "shop")] } })).await;
+    let lost = kube::api::Patch::Merge(json!({ "status": null }));
+    site.bed.api::<MyIngress>().patch_status("web", &kube::api::PatchParams::default(), &lost).await.unwrap();
+    let _operator = site.reaching().await;
+    site.ready("web").await;
+    let ports: Vec<_> = site.listening().await.into_iter().map(|it| it.port).collect();
+    assert_eq!((ports, site.groups().await.len()), (vec![81], 1));
+    site.all_gone(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_at_any_call_leaves_nothing_behind() {
+    let nodes = ["i-1", "i-2"];
+    let mut all = Vec::new();
+    for point in [Point::Before, Point::After] {
+        // One control plane for each of the two: the operators reach all of it.
+        let bed = Bed::own_with(testbed::Options::apiserver_only(), "killed").await;
+        let plane = bed.plane.clone();
+        let site = Site { bed, aws: Aws::start().await.unwrap() };
+        site.aws.provisioning(Duration::ZERO);
+        for node in nodes {
+            site.node(node).await;
+        }
+        let points = [point];
+        let calls = at_each_write(&points, async |point, call| {
+            let site = site.another(plane.clone(), "killed").await;
+            site.aws.clear();
+            let scene = async {
+                site.service("shop", 30_080).await;
+                site.with_listener().await;
+                site.respec("web", json!({ "listeners": [http(81, "shop")] })).await;
+                site.ready("web").await;
+                let listening = site.listening().await;
+                let groups = site.groups().await;
+                assert_eq!((listening.len(), groups.len()), (1, 1));
+                assert_eq!(listening[0].target_group, groups[0].arn);
+                until("it leads to both", SOON, async || {
+                    Ok((site.aws.route("web-alb", 81).len() == nodes.len()).then_some(()))
+                })
+                .await
+                .unwrap();
+                let balancers = site.aws.balancers().await.unwrap();
+                assert_eq!(balancers.len(), 1);
+                let ingress: MyIngress = site.bed.api().get("web").await.unwrap();
+                let ports: Vec<_> = ingress.status.unwrap().listeners.iter().map(|it| it.port).collect();
+                site.bed.delete::<MyIngress>("web").await;
+                site.gone("web").await;
+                let left = (site.aws.balancers().await.unwrap().len(), site.groups().await.len());
+                assert_eq!(left, (0, 0));
+                never_led_nowhere(&site.aws.calls());
+                json!([ports, listening[0].port])
+            };
+            Box::pin(killed_at(&site, site.settings().whole_cluster(), point, call, scene)).await
+        });
+        all.extend(Box::pin(calls).await);
+    }
+    // Those of the plain balancer, and for each port: three to look, group, whose, targets, listener; listener and group again.
+    assert!(all.iter().all(|calls| *calls >= 30), "{all:?} calls");
+}
