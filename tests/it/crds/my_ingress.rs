@@ -20,6 +20,22 @@ fn tag(key: &str, value: &str) -> String {
     and(&format!("tags: {{\"{key}\": \"{value}\"}}"))
 }
 
+/// A listener with these fields beside its port and its Service.
+fn listener(more: &str) -> String {
+    listeners(&format!("{{port: 80, service: {{name: shop, port: 80}}, {more}}}"))
+}
+
+fn listeners(listeners: &str) -> String {
+    and(&format!("listeners: [{listeners}]"))
+}
+
+fn leads_to(service: &str) -> String {
+    listeners(&format!("{{port: 80, service: {service}}}"))
+}
+
+const CERTIFICATE: &str = "spec.listeners[0]: |protocol: HTTPS needs certificateArn";
+const BAD_SERVICE: &str = "spec.listeners[0].service.name: |write the name of a Service";
+const BAD_PATH: &str = "spec.listeners[0].healthCheckPath: |write a path that begins with /";
 const TOO_FEW: &str = "spec: |give at least two subnets";
 const BAD_SUBNET: &str = "spec.subnets: |write the IDs of subnets, such as subnet-0123456789abcdef0";
 const BAD_SCHEME: &str = "spec.scheme: |write scheme: internet-facing";
@@ -32,6 +48,8 @@ const OUR_TAG: &str = "spec.tags: |take other keys";
 fn cases() -> Vec<Case> {
     let many = |n: usize| (0..n).map(|number| format!("subnet-{number}")).collect::<Vec<_>>().join(", ");
     let groups = |n: usize| (0..n).map(|number| format!("sg-{number}")).collect::<Vec<_>>().join(", ");
+    let one = |port| format!("{{port: {port}, service: {{name: shop, port: 80}}}}");
+    let ports = |n: usize| (1..=n).map(one).collect::<Vec<_>>().join(", ");
     let tags = |n: usize| (0..n).map(|number| format!("t{number}: v")).collect::<Vec<_>>().join(", ");
     vec![
         // subnets
@@ -86,6 +104,52 @@ fn cases() -> Vec<Case> {
         (tag("quartermaster.dev/owner-uid", "u"), OUR_TAG),
         (and(&format!("tags: {{{}}}", tags(40))), ""),
         (and(&format!("tags: {{{}}}", tags(41))), "spec.tags: |Too many"),
+        // listeners
+        (and("listeners: []"), ""),
+        (listeners("{port: 80, service: {name: shop, port: 8080}}"), ""),
+        (listeners(&ports(8)), ""),
+        (listeners(&ports(9)), "spec.listeners: |Too many"),
+        (listeners(&format!("{}, {{port: 1, service: {{name: shop, port: 2}}}}", ports(2))), "spec.listeners[2]: |Duplicate"),
+        (listeners("{service: {name: shop, port: 80}}"), "spec.listeners[0].port: |Required"),
+        (listeners("{port: 80}"), "spec.listeners[0].service: |Required"),
+        (listeners("{port: 65535, service: {name: shop, port: 65535}}"), ""),
+        (listeners("{port: 65536, service: {name: shop, port: 80}}"), "spec.listeners[0].port: |less than or equal to 65535"),
+        (listeners("{port: 0, service: {name: shop, port: 80}}"), "spec.listeners[0].port: |greater than or equal to 1"),
+        (leads_to("{name: shop, port: 65536}"), "spec.listeners[0].service.port: |less than or equal to 65535"),
+        (leads_to("{name: shop, port: 0}"), "spec.listeners[0].service.port: |greater than or equal to 1"),
+        (leads_to("{name: shop}"), "spec.listeners[0].service.port: |Required"),
+        (leads_to("{port: 80}"), "spec.listeners[0].service.name: |Required"),
+        (leads_to("{name: '', port: 80}"), BAD_SERVICE),
+        (leads_to("{name: 1shop, port: 80}"), BAD_SERVICE),
+        (leads_to("{name: Shop, port: 80}"), BAD_SERVICE),
+        (leads_to("{name: a.b, port: 80}"), BAD_SERVICE),
+        (leads_to(&format!("{{name: {}, port: 80}}", "a".repeat(63))), ""),
+        (leads_to(&format!("{{name: {}, port: 80}}", "a".repeat(64))), "spec.listeners[0].service.name: |Too long"),
+        (listener("protocol: HTTP"), ""),
+        (listener("protocol: TCP"), "spec.listeners[0].protocol: |write protocol: HTTP, or"),
+        (listener("protocol: ''"), "spec.listeners[0].protocol: |write protocol: HTTP, or"),
+        (listener(&format!("protocol: {}", "a".repeat(17))), "spec.listeners[0].protocol: |Too long"),
+        (listener("protocol: HTTPS, certificateArn: 'arn:aws:acm:a:1:certificate/1'"), ""),
+        (listener(&format!("protocol: HTTPS, certificateArn: 'arn:{}'", "a".repeat(2044))), ""),
+        (listener(&format!("protocol: HTTPS, certificateArn: 'arn:{}'", "a".repeat(2045))), "spec.listeners[0].certificateArn: |Too long"),
+        (listener("protocol: HTTPS, certificateArn: shop"), "spec.listeners[0].certificateArn: |write the ARN of a certificate"),
+        (listener("protocol: HTTPS"), CERTIFICATE),
+        (listener("protocol: HTTP, certificateArn: 'arn:1'"), CERTIFICATE),
+        (listener("certificateArn: 'arn:1'"), CERTIFICATE),
+        (listener("protocol: HTTPS, certificateArn: 'arn:1', sslPolicy: ELBSecurityPolicy-TLS13-1-2-2021-06"), ""),
+        (listener(&format!("protocol: HTTPS, certificateArn: 'arn:1', sslPolicy: {}", "a".repeat(128))), ""),
+        (listener(&format!("protocol: HTTPS, certificateArn: 'arn:1', sslPolicy: {}", "a".repeat(129))), "spec.listeners[0].sslPolicy: |Too long"),
+        (listener("protocol: HTTPS, certificateArn: 'arn:1', sslPolicy: ''"), "spec.listeners[0].sslPolicy: |at least 1"),
+        (listener("sslPolicy: a"), "spec.listeners[0]: |sslPolicy is for protocol: HTTPS alone"),
+        (listener("protocol: HTTP, sslPolicy: a"), "spec.listeners[0]: |sslPolicy is for protocol: HTTPS alone"),
+        (listener("healthCheckPath: /"), ""),
+        (listener("healthCheckPath: '/healthz?full=1'"), ""),
+        (listener("healthCheckPath: healthz"), BAD_PATH),
+        (listener("healthCheckPath: ''"), BAD_PATH),
+        (listener("healthCheckPath: '/a b'"), BAD_PATH),
+        (listener("healthCheckPath: \"/a\\n\""), BAD_PATH),
+        (listener(&format!("healthCheckPath: /{}", "a".repeat(1023))), ""),
+        (listener(&format!("healthCheckPath: /{}", "a".repeat(1024))), "spec.listeners[0].healthCheckPath: |Too long"),
         // suspend
         (and("suspend: true"), ""),
         (and("suspend: 'true'"), "spec.suspend: |boolean"),

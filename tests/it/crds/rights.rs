@@ -45,7 +45,7 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("update",               "appservices/finalizers.kosmos.io"),
     ("update",               "myapps/finalizers.demo.rtfm.co.ua"),
     ("create delete get list patch watch", "pods."),
-    ("get",                  "nodes."),
+    ("get list watch",       "nodes."),
     ("get",                  "secrets."),
     ("create",               "events.events.k8s.io"),
     ("list watch",           "customresourcedefinitions.apiextensions.k8s.io contactpoints.tg.azamaton.ru"),

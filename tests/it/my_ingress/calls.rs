@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use quartermaster::cloud::action::Action;
+use quartermaster::cloud::action::{Action, GROUP_PREFIX};
 use quartermaster::cloud::fault::CODES;
 use testbed::aws;
 
+use super::listeners::http;
 use super::*;
 
 /// botocore has the model that AWS makes its SDKs from.
@@ -23,14 +24,31 @@ async fn every_error_of_the_api_stands_in_the_table() {
 /// The policy of the documentation lets these through: each is called, and no other.
 #[tokio::test]
 async fn what_is_called_is_what_the_policy_grants() {
-    let site = Site::new("calls").await;
-    let _operator = site.operator().await;
+    let site = Site::with_nodes("calls", &["i-1", "i-2"]).await;
+    let _operator = site.reaching().await;
     let group = site.aws.security_groups().remove(0);
     site.ingress("web", json!({ "tags": { "a": "1" } })).await;
     site.ready("web").await;
     let three = ["subnet-abc", "subnet-def", "subnet-ghi"];
     let all = json!({ "subnets": three, "securityGroups": [group], "ipAddressType": "dualstack", "tags": { "a": null, "b": "2" } });
     site.respec("web", all).await;
+    site.ready("web").await;
+    site.service("shop", 30_080).await;
+    site.respec("web", json!({ "listeners": [http(80, "shop")] })).await;
+    site.ready("web").await;
+    assert!(site.groups().await.iter().all(|group| group.name.starts_with(GROUP_PREFIX)));
+    let mut secure = http(80, "shop");
+    secure["protocol"] = "HTTPS".into();
+    secure["certificateArn"] = site.aws.certificate().await.unwrap().into();
+    secure["healthCheckPath"] = "/healthz".into();
+    site.respec("web", json!({ "listeners": [secure] })).await;
+    site.ready("web").await;
+    let calls = site.aws.calls().len();
+    site.node_goes("i-2").await;
+    let deregistered = |calls: &[Arc<Call>]| calls.iter().any(|call| call.action == "DeregisterTargets");
+    assert!(!deregistered(&site.aws.calls()[..calls]), "one that stays is not taken away");
+    site.aws.wait_for(SOON, deregistered).await.unwrap();
+    site.respec("web", json!({ "listeners": null })).await;
     site.ready("web").await;
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;

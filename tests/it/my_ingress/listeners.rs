@@ -41,7 +41,7 @@ impl Site {
         self.nodes().create(&PostParams::default(), &node).await.unwrap();
     }
 
-    async fn node_goes(&self, id: &str) {
+    pub(super) async fn node_goes(&self, id: &str) {
         self.nodes().delete(id, &DeleteParams::default()).await.unwrap();
     }
 

@@ -1,7 +1,5 @@
 //! Nothing of a listener stays behind, whatever happens in between, and nothing goes that is not ours.
 
-use std::time::Duration;
-
 use testbed::aws::{Fault, On, Point, Times};
 
 use super::kills::killed_at;
@@ -103,49 +101,36 @@ async fn what_was_there_before_a_restore_is_ours() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_call_leaves_nothing_behind() {
     let nodes = ["i-1", "i-2"];
-    let mut all = Vec::new();
-    for point in [Point::Before, Point::After] {
-        // One control plane for each of the two: the operators reach all of it.
-        let bed = Bed::own_with(testbed::Options::apiserver_only(), "killed").await;
-        let plane = bed.plane.clone();
-        let site = Site { bed, aws: Aws::start().await.unwrap() };
-        site.aws.provisioning(Duration::ZERO);
-        for node in nodes {
-            site.node(node).await;
-        }
-        let points = [point];
-        let calls = at_each_write(&points, async |point, call| {
-            let site = site.another(plane.clone(), "killed").await;
-            site.aws.clear();
-            let scene = async {
-                site.service("shop", 30_080).await;
-                site.with_listener().await;
-                site.respec("web", json!({ "listeners": [http(81, "shop")] })).await;
-                site.ready("web").await;
-                let listening = site.listening().await;
-                let groups = site.groups().await;
-                assert_eq!((listening.len(), groups.len()), (1, 1));
-                assert_eq!(listening[0].target_group, groups[0].arn);
-                until("it leads to both", SOON, async || {
-                    Ok((site.aws.route("web-alb", 81).len() == nodes.len()).then_some(()))
-                })
-                .await
-                .unwrap();
-                let balancers = site.aws.balancers().await.unwrap();
-                assert_eq!(balancers.len(), 1);
-                let ingress: MyIngress = site.bed.api().get("web").await.unwrap();
-                let ports: Vec<_> = ingress.status.unwrap().listeners.iter().map(|it| it.port).collect();
-                site.bed.delete::<MyIngress>("web").await;
-                site.gone("web").await;
-                let left = (site.aws.balancers().await.unwrap().len(), site.groups().await.len());
-                assert_eq!(left, (0, 0));
-                never_led_nowhere(&site.aws.calls());
-                json!([ports, listening[0].port])
-            };
-            Box::pin(killed_at(&site, site.settings().whole_cluster(), point, call, scene)).await
-        });
-        all.extend(Box::pin(calls).await);
-    }
+    // One control plane for each of the two, which play side by side: the operators reach all of it.
+    let sites = [Site::with_nodes("before", &nodes).await, Site::with_nodes("after", &nodes).await];
+    let calls = at_each_write(&[Point::Before, Point::After], async |point, call| {
+        let site = &sites[usize::from(point == Point::After)];
+        let site = site.another(site.bed.plane.clone(), "killed").await;
+        site.aws.clear();
+        // Each Service has another port.
+        let node_port = 30_100 + u16::try_from(call % 1000).unwrap();
+        let scene = async {
+            site.service("shop", node_port).await;
+            site.with_listener().await;
+            site.respec("web", json!({ "listeners": [http(81, "shop")] })).await;
+            site.ready("web").await;
+            let (listening, groups) = (site.listening().await, site.groups().await);
+            assert_eq!((listening.len(), groups.len()), (1, 1));
+            assert_eq!(listening[0].target_group, groups[0].arn);
+            let arrives = async || Ok((site.aws.route("web-alb", 81).len() == nodes.len()).then_some(()));
+            until("it leads to both", SOON, arrives).await.unwrap();
+            assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
+            let ingress: MyIngress = site.bed.api().get("web").await.unwrap();
+            let ports: Vec<_> = ingress.status.unwrap().listeners.iter().map(|it| it.port).collect();
+            site.bed.delete::<MyIngress>("web").await;
+            site.gone("web").await;
+            assert_eq!((site.aws.balancers().await.unwrap().len(), site.groups().await.len()), (0, 0));
+            never_led_nowhere(&site.aws.calls());
+            json!([ports, listening[0].port])
+        };
+        Box::pin(killed_at(&site, site.settings().whole_cluster(), point, call, scene)).await
+    });
+    let calls = Box::pin(calls).await;
     // Those of the plain balancer, and for each port: three to look, group, whose, targets, listener; listener and group again.
-    assert!(all.iter().all(|calls| *calls >= 30), "{all:?} calls");
+    assert!(calls.iter().all(|calls| *calls >= 30), "{calls:?} calls");
 }
