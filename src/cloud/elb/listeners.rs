@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use aws_sdk_elasticloadbalancingv2::Client;
 use aws_sdk_elasticloadbalancingv2::types::{
-    Action as Deed, ActionTypeEnum, Certificate, Listener as Shown, ProtocolEnum, TargetDescription, TargetGroup,
-    TargetHealthDescription, TargetHealthReasonEnum, TargetHealthStateEnum, TargetTypeEnum,
+    Action as Deed, ActionTypeEnum, Certificate, ForwardActionConfig, Listener as Shown, ProtocolEnum,
+    TargetDescription, TargetGroup, TargetHealthDescription, TargetHealthReasonEnum, TargetHealthStateEnum,
+    TargetTypeEnum,
 };
 
 use super::{Elb, pairs};
@@ -186,7 +187,7 @@ impl From<&TargetGroup> for Group {
 
 /// The one group that all goes to, however AWS says so.
 fn one_group(deed: &Deed) -> Option<&str> {
-    let several = deed.forward_config().map(|config| config.target_groups()).unwrap_or_default();
+    let several = deed.forward_config().map(ForwardActionConfig::target_groups).unwrap_or_default();
     match (deed.target_group_arn(), several) {
         (_, [only]) => only.target_group_arn(),
         (arn, []) => arn,

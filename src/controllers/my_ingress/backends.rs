@@ -100,31 +100,31 @@ impl Backends {
             Some(instance) => state.instances.insert(name.to_owned(), instance),
             None => state.instances.remove(name),
         };
-        let all: Vec<_> = state.leads.keys().cloned().collect();
         drop(state);
         if *self.nodes.borrow() == Nodes::Listed {
-            all.iter().for_each(|key| self.wake.wake(key));
+            self.wake_all();
         }
     }
 
     /// The nodes are known, from now on.
     fn known(&self) {
         if self.nodes.send_replace(Nodes::Listed) != Nodes::Listed {
-            let all: Vec<_> = self.state().leads.keys().cloned().collect();
-            all.iter().for_each(|key| self.wake.wake(key));
+            self.wake_all();
+        }
+    }
+
+    fn wake_all(&self) {
+        for key in self.state().leads.keys() {
+            self.wake.wake(key);
         }
     }
 
     fn service(&self, service: &Key) {
-        let concerned: Vec<_> = {
-            let state = self.state();
-            let leads = state
-                .leads
-                .iter()
-                .filter(|(key, services)| key.namespace == service.namespace && services.contains(&*service.name));
-            leads.map(|(key, _)| key.clone()).collect()
-        };
-        concerned.iter().for_each(|key| self.wake.wake(key));
+        for (key, services) in &self.state().leads {
+            if key.namespace == service.namespace && services.contains(&*service.name) {
+                self.wake.wake(key);
+            }
+        }
     }
 }
 
@@ -195,4 +195,79 @@ impl Observer<PartialObjectMeta<Service>> for Backends {
     fn stands(&self, _: &ResourceName, _: Option<&str>) {}
 
     fn failing(&self, _: &ResourceName, _: Option<&str>, _: &watcher::Error) {}
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use futures::FutureExt;
+    use kube::core::Status;
+    use rstest::rstest;
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    fn node(name: &str, provider: &str) -> Node {
+        from_value(json!({ "metadata": { "name": name }, "spec": { "providerID": provider } })).unwrap()
+    }
+
+    #[rstest]
+    #[case::as_the_cloud_writes_it("aws:///eu-central-1a/i-0123", json!({}), Some("i-0123"))]
+    #[case::without_a_zone("aws://i-0123", json!({}), Some("i-0123"))]
+    #[case::serverless("aws:///eu-central-1a/fargate-ip-10-0-0-1.ec2.internal", json!({}), None)]
+    #[case::elsewhere("gce://project/zone/i-0123", json!({}), None)]
+    #[case::excluded("aws:///a/i-0123", json!({ "labels": { EXCLUDED: "" } }), None)]
+    #[case::going("aws:///a/i-0123", json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }), None)]
+    fn the_instance_of_a_node(#[case] provider: &str, #[case] metadata: Value, #[case] expected: Option<&str>) {
+        let spec = json!({ "providerID": provider });
+        let node: Node = from_value(json!({ "metadata": metadata, "spec": spec })).unwrap();
+        assert_eq!(instance(&node).as_deref(), expected);
+        assert_eq!(instance(&Node::default()), None);
+    }
+
+    #[test]
+    fn nothing_is_said_before_all_are_listed_nor_while_they_may_not_be() {
+        let backends = Backends::new(Trigger::default());
+        let nodes: &dyn Observer<Node> = &backends;
+        let resource = ResourceName { api_version: "v1".into(), plural: "nodes".into() };
+        let known = || backends.instances().now_or_never().map(|known| known.map(Vec::from_iter));
+        let is = |ids: &[&str]| Some(Ok(ids.iter().map(|id| (*id).to_owned()).collect()));
+        nodes.listing(&resource, None);
+        nodes.present(&resource, node("a", "aws:///a/i-1"));
+        nodes.present(&resource, node("b", "aws:///a/i-2"));
+        assert_eq!(known(), None);
+        nodes.listed(&resource, None);
+        assert_eq!(known(), is(&["i-1", "i-2"]));
+
+        let refusal = Status::failure("nodes is forbidden", "Forbidden").with_code(403).boxed();
+        nodes.failing(&resource, None, &watcher::Error::WatchError(refusal));
+        assert_eq!(known(), Some(Err("nodes is forbidden".into())));
+        nodes.stands(&resource, None);
+        assert_eq!(known(), is(&["i-1", "i-2"]));
+
+        // One that went while nobody looked.
+        nodes.listing(&resource, None);
+        nodes.present(&resource, node("b", "aws:///a/i-2"));
+        nodes.present(&resource, node("c", ""));
+        assert_eq!(known(), is(&["i-1", "i-2"]));
+        nodes.listed(&resource, None);
+        assert_eq!(known(), is(&["i-2"]));
+        nodes.gone(&resource, node("b", "aws:///a/i-2"));
+        assert_eq!(known(), is(&[]));
+    }
+
+    #[test]
+    fn nobody_looks_before_there_is_a_listener() {
+        let backends = Backends::new(Trigger::default());
+        let key = Key::new("shop", "web");
+        backends.follow(&key, &MyIngress::default());
+        assert_eq!((backends.wanted.get(), backends.state().leads.len()), (None, 0));
+        let listeners = json!([{ "port": 80, "service": { "name": "web", "port": 80 } }]);
+        let ingress: MyIngress = from_value(json!({ "metadata": {}, "spec": { "listeners": listeners } })).unwrap();
+        backends.follow(&key, &ingress);
+        assert_eq!((backends.wanted.get(), backends.state().leads.len()), (Some(&()), 1));
+        backends.follow(&key, &MyIngress::default());
+        assert_eq!(backends.state().leads.len(), 0);
+    }
 }

@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::Service;
 use kube::{Api, Resource};
-use sha2::{Digest, Sha256};
 
 use super::routes::{self, Look};
 use super::settle::stands;
@@ -20,6 +19,7 @@ use crate::cloud::listeners::{self, Group, Health, Target, WantedGroup, WantedLi
 use crate::cloud::{Balancer, Cloud, Fault, fault};
 use crate::runtime::ownership::Claim;
 use crate::runtime::reconciler::{Class, Outcome};
+use crate::runtime::short_digest;
 
 /// What AWS has of a balancer beside it.
 struct Found {
@@ -298,9 +298,8 @@ struct Added {
 /// What the names of all target groups of a `MyIngress` begin with: AWS has one of each name in an account and region. It is
 /// the same after a restore from a backup.
 fn prefix(mark: &Mark<'_>) -> String {
-    let digest = Sha256::digest(format!("{}/{}", mark.cluster, mark.owner.path()));
-    let hex: String = digest.iter().take(10).map(|byte| format!("{byte:02x}")).collect();
-    format!("{GROUP_PREFIX}{hex}-")
+    let digest = short_digest(format!("{}/{}", mark.cluster, mark.owner.path()));
+    format!("{GROUP_PREFIX}{digest}-")
 }
 
 /// Whether the words name this instance, and not one whose ID goes on.

@@ -202,8 +202,8 @@ mod tests {
         Listener { port: 443, service, ..Listener::default() }
     }
 
-    fn nodes(ids: &[&str]) -> Result<BTreeSet<String>, String> {
-        Ok(ids.iter().map(|id| (*id).to_owned()).collect())
+    fn nodes(ids: &[&str]) -> BTreeSet<String> {
+        ids.iter().map(|id| (*id).to_owned()).collect()
     }
 
     fn service(ports: &Value) -> Service {
@@ -217,19 +217,19 @@ mod tests {
             { "port": 81, "nodePort": 30_002 },
             { "port": 80, "nodePort": 30_003 },
         ]));
-        let found = find(Some(&service), &listener(), &nodes(&["i-1", "i-2"]));
+        let found = find(Some(&service), &listener(), &Ok(nodes(&["i-1", "i-2"])));
         assert_eq!(found, Ok(targets(&[("i-1", 30_003), ("i-2", 30_003)])));
     }
 
     #[rstest]
-    #[case::no_service(None, nodes(&["i-1"]), "ServiceNotFound", "Service web does not exist: create it")]
-    #[case::no_port(Some(json!([])), nodes(&["i-1"]), "ServicePortNotFound", "Service web has no port 80 over TCP: it has none")]
-    #[case::another_port(Some(json!([{ "port": 81 }, { "port": 82 }])), nodes(&["i-1"]), "ServicePortNotFound",
+    #[case::no_service(None, Ok(nodes(&["i-1"])), "ServiceNotFound", "Service web does not exist: create it")]
+    #[case::no_port(Some(json!([])), Ok(nodes(&["i-1"])), "ServicePortNotFound", "Service web has no port 80 over TCP: it has none")]
+    #[case::another_port(Some(json!([{ "port": 81 }, { "port": 82 }])), Ok(nodes(&["i-1"])), "ServicePortNotFound",
         "Service web has no port 80 over TCP: it has 81, 82")]
-    #[case::udp(Some(json!([{ "port": 80, "protocol": "UDP", "nodePort": 30_001 }])), nodes(&["i-1"]), "ServicePortNotFound",
+    #[case::udp(Some(json!([{ "port": 80, "protocol": "UDP", "nodePort": 30_001 }])), Ok(nodes(&["i-1"])), "ServicePortNotFound",
         "Service web has no port 80 over TCP: it has none")]
-    #[case::inside_only(Some(json!([{ "port": 80 }])), nodes(&["i-1"]), "NoNodePort", "Service web has no port on the nodes: write")]
-    #[case::no_nodes(Some(json!([{ "port": 80, "nodePort": 30_001 }])), nodes(&[]), "NoNodes", "no node can take traffic")]
+    #[case::inside_only(Some(json!([{ "port": 80 }])), Ok(nodes(&["i-1"])), "NoNodePort", "Service web has no port on the nodes: write")]
+    #[case::no_nodes(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Ok(nodes(&[])), "NoNodes", "no node can take traffic")]
     #[case::unseen(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Err("no".into()), "NodesUnknown", "the nodes may not be listed: no")]
     fn why_it_leads_nowhere(
         #[case] ports: Option<Value>,

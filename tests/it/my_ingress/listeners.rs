@@ -399,7 +399,7 @@ async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
     let _operator = site.reaching().await;
     let groups = site.aws.security_groups();
     site.service("shop", 30_080).await;
-    site.aws.target_times(std::time::Duration::from_secs(3600), std::time::Duration::ZERO);
+    site.aws.target_times(std::time::Duration::from_hours(1), std::time::Duration::ZERO);
     site.ingress("web", json!({ "listeners": [http(80, "shop")], "securityGroups": groups })).await;
     let words = site.says("web", "TargetsInitial").await;
     assert!(words.contains("port 80"), "{words}");
