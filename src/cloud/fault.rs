@@ -163,7 +163,9 @@ impl Fault {
     /// The balancer is not where AWS is asked.
     pub fn elsewhere(arn: &str, region: &str) -> Self {
         let words = format!(
-            "{arn} is not in {region}, the region that the operator is configured for: nothing is done; give the operator that region back"
+            "{arn} is not in {region}, the region that the operator is configured for: nothing is done, and a deletion waits; give the operator that region \
+             back, or, if the load balancer is to be forgotten: kubectl patch myingress NAME --type=merge -p \
+             '{{\"metadata\":{{\"finalizers\":null}}}}'"
         );
         Self::unsent(Class::Slow, REGION_MISMATCH, words)
     }
@@ -229,7 +231,12 @@ impl<E: ProvideErrorMetadata + Error + 'static> From<SdkError<E, HttpResponse>> 
         }
         let words = telemetry::causes(&error);
         if lacks_credentials(&error) {
-            let message = Self::advised(CREDENTIALS_MISSING, format!("no credentials for AWS: {words}"));
+            // What was tried stands there in many lines.
+            let first = words.lines().next().unwrap_or_default();
+            let message = format!(
+                "no credentials for AWS: give the operator's ServiceAccount a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
+                 (docs/my-ingress.md, \"Region and credentials\"); the SDK says: {first}"
+            );
             return Self::unsent(Class::Slow, CREDENTIALS_MISSING, message);
         }
         Self::unknown(format!("AWS did not answer: {words}"))

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use tokio::sync::Mutex;
 
 use super::action::Action;
 
@@ -24,22 +25,27 @@ pub const WRITE_BURST: NonZeroU32 = NonZeroU32::new(10).unwrap();
 
 /// Has callers wait so that AWS throttles none of them, however many `MyIngress` there are.
 pub(super) struct Pace {
-    reads: DefaultDirectRateLimiter,
-    writes: DefaultDirectRateLimiter,
+    reads: Turns,
+    writes: Turns,
+}
+
+/// Those who wait are served as they came: a limiter alone lets whoever wakes first go first.
+struct Turns {
+    limiter: DefaultDirectRateLimiter,
+    line: Mutex<()>,
 }
 
 impl Pace {
     pub(super) fn new(reads: Rate, writes: Rate) -> Self {
-        Self { reads: limiter(reads), writes: limiter(writes) }
+        let turns = |rate| Turns { limiter: limiter(rate), line: Mutex::new(()) };
+        Self { reads: turns(reads), writes: turns(writes) }
     }
 
     /// Returns once it is this call's turn.
     pub(super) async fn turn(&self, action: Action) {
-        if action.writes() {
-            self.writes.until_ready().await;
-        } else {
-            self.reads.until_ready().await;
-        }
+        let turns = if action.writes() { &self.writes } else { &self.reads };
+        let _first = turns.line.lock().await;
+        turns.limiter.until_ready().await;
     }
 }
 
@@ -72,5 +78,18 @@ mod tests {
         }
         assert!(began.elapsed() >= rate.period, "two more than there are at once");
         pace.turn(Action::AddTags).await;
+    }
+
+    #[tokio::test]
+    async fn who_came_first_is_served_first() {
+        let one = NonZeroU32::MIN;
+        let rate = Rate { burst: one, period: Duration::from_millis(20) };
+        let (pace, served) = (Pace::new(rate, rate), std::sync::Mutex::new(Vec::new()));
+        let turns = (0..8).map(async |number| {
+            pace.turn(Action::DescribeTags).await;
+            served.lock().map(|mut served| served.push(number)).ok();
+        });
+        futures::future::join_all(turns).await;
+        assert_eq!(served.into_inner().ok(), Some((0..8).collect()));
     }
 }

@@ -278,7 +278,7 @@ impl<C: Cloud> MyIngresses<C> {
         }
         let before = ingress.status.as_ref().map(|before| &*before.conditions).unwrap_or_default();
         if let Some(now) = conditions::news(before, &status.conditions, READY) {
-            let well = now.status == "True" || now.reason == SUSPENDED;
+            let well = now.status == "True" || standing::PASSING.contains(&now.reason.as_str());
             self.events.standing(well, ingress.object_ref(&()), "Balance", &now.reason, now.message.clone());
         }
         Ok(())

@@ -49,6 +49,8 @@ pub const TARGETS_INITIAL: &str = "TargetsInitial";
 /// No target of a listener is healthy.
 pub const TARGETS_UNHEALTHY: &str = "TargetsUnhealthy";
 
+/// The reasons that nobody has to do anything about.
+pub const PASSING: [&str; 4] = [SUSPENDED, CREATING, PROVISIONING, DELETING];
 /// The reasons that are ours; any other is AWS' ([`crate::cloud::fault`]).
 pub const REASONS: [&str; 22] = [
     READY,
