@@ -6,7 +6,7 @@ use quartermaster::cloud::action::{Action, GROUP_PREFIX};
 use quartermaster::cloud::fault::CODES;
 use testbed::aws;
 
-use super::listeners::http;
+use super::nodes::http;
 use super::*;
 
 /// botocore has the model that AWS makes its SDKs from.

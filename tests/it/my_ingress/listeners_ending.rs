@@ -3,7 +3,7 @@
 use testbed::aws::{Fault, On, Point, Times};
 
 use super::kills::killed_at;
-use super::listeners::{http, never_led_nowhere};
+use super::nodes::{http, never_led_nowhere};
 use super::*;
 use crate::support::at_each_write;
 
@@ -72,6 +72,25 @@ async fn the_groups_go_with_the_balancer() {
     left.sort_unstable();
     site.all_gone(&left).await;
     assert_eq!(site.aws.route("web-alb", 80), [("i-1".to_owned(), 30_080)]);
+}
+
+/// A port that is half made when its operator dies, and not wanted any more when the next one starts.
+#[tokio::test]
+async fn a_port_that_was_given_up_half_made_leaves_nothing() {
+    let site = Site::with_nodes("half", &["i-1"]).await;
+    site.service("shop", 30_080).await;
+    let gate = site.aws.gate(On::action("CreateListener"), 1, Point::Before);
+    let mut operator = site.reaching().await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    gate.reached(SOON).await.unwrap();
+    operator.kill();
+    gate.cut();
+    assert_eq!((site.groups().await.len(), site.listening().await.len()), (1, 0));
+    site.respec("web", json!({ "listeners": null })).await;
+    operator.restart();
+    site.ready("web").await;
+    assert_eq!(site.groups().await, []);
+    site.all_gone(&[]).await;
 }
 
 /// After a restore from a backup the object has another UID: what the former one left is known by its name.

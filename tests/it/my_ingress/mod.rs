@@ -19,6 +19,7 @@ mod ending;
 mod kills;
 mod listeners;
 mod listeners_ending;
+mod nodes;
 mod outages;
 mod ownership;
 mod rest;
