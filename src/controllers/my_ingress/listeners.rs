@@ -268,10 +268,12 @@ impl<C: Cloud> MyIngresses<C> {
     }
 
     /// Takes all target groups away, once the balancer is gone; where it was `left`, but for those that it leads to.
-    pub(super) async fn drop_all_groups(&self, pass: &Pass, mark: &Mark<'_>, left: bool) -> Result<(), Fault> {
+    pub(super) async fn drop_all_groups(&self, pass: &Pass, mark: &Mark<'_>, left: bool) -> Result<(), Error> {
         if pass.ingress.spec.listeners.is_empty() && pass.listeners.is_empty() {
             return Ok(());
         }
+        // Their names are those of whoever has ours now.
+        self.confirm(pass).await?;
         let groups = self.cloud.groups_named(&prefix(mark)).await?;
         for arn in self.ours(mark, groups.into_iter().map(|group| group.arn).collect()).await? {
             match self.cloud.delete_group(&arn).await {
