@@ -13,7 +13,7 @@ use super::settle::stands;
 use super::standing::{FAILED, LISTENER_CONFLICT, PROVISIONING, Standing};
 use super::tags::Mark;
 use super::{Error, MyIngresses, Pass};
-use crate::api::my_ingress::{Alb, Listener, ListenerStatus};
+use crate::api::my_ingress::{Listener, ListenerStatus};
 use crate::cloud::action::GROUP_PREFIX;
 use crate::cloud::listeners::{self, Group, Health, Target, WantedGroup, WantedListener};
 use crate::cloud::{Balancer, Cloud, Fault, fault};
@@ -44,10 +44,9 @@ impl<C: Cloud> MyIngresses<C> {
         &self,
         pass: &mut Pass,
         mark: &Mark<'_>,
-        alb: Alb,
         balancer: &Balancer,
     ) -> Result<(Standing, Outcome), Error> {
-        let (standing, outcome) = stands(alb, balancer);
+        let (standing, outcome) = stands(pass.alb.clone().unwrap_or_default(), balancer);
         if standing.reason == FAILED || (pass.ingress.spec.listeners.is_empty() && pass.listeners.is_empty()) {
             return Ok((standing, outcome));
         }

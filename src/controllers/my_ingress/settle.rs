@@ -106,8 +106,7 @@ impl<C: Cloud> MyIngresses<C> {
             event("Update", "Updated", format!("{} of load balancer {} put right", changed.join(", "), wanted.name));
         }
         came?;
-        let alb = pass.alb.clone().unwrap_or_default();
-        self.stand(pass, mark, alb, &balancer).await
+        self.stand(pass, mark, &balancer).await
     }
 
     /// Has it be as it is wanted, as far as AWS lets that be: one refusal does not keep the rest from it. What was `changed`.

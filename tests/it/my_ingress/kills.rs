@@ -5,7 +5,7 @@ use testbed::aws::{On, Point};
 use testbed::proxy::Match;
 
 use super::*;
-use crate::support::at_each_write;
+use crate::support::{at_each_write, struck};
 
 /// Plays `scene` with an operator that is killed at this call, and started again. Whether it came to that.
 pub(super) async fn killed_at<T>(
@@ -16,19 +16,12 @@ pub(super) async fn killed_at<T>(
     scene: impl Future<Output = T>,
 ) -> (bool, T) {
     let gate = site.aws.gate(On::all(), call, point);
-    let mut operator = Operator::launch(&site.bed, settings).await;
-    let kill = async {
+    let strike = async |operator: &mut Operator| {
         gate.reached(SOON * 10).await.unwrap();
         operator.kill();
         gate.cut();
-        operator.restart();
-        std::future::pending::<()>().await;
     };
-    let given = tokio::select! {
-        given = scene => given,
-        () = kill => unreachable!(),
-    };
-    drop(operator);
+    let given = struck(Operator::launch(&site.bed, settings).await, strike, scene).await;
     (gate.was_reached(), given)
 }
 

@@ -74,16 +74,25 @@ pub async fn killed_at<T>(
 ) -> (bool, T) {
     let (proxy, file) = bed.through_proxy().await;
     let trap = Trap::set(&proxy, writes, point, write);
-    let mut operator = Operator::launch(bed, settings.kubeconfig(file)).await;
+    let operator = Operator::launch(bed, settings.kubeconfig(file)).await;
+    let given = struck(operator, async |operator| trap.spring(operator).await, scene).await;
+    (trap.order.hits() > 0, given)
+}
+
+/// Plays `scene` with an operator that `strike` kills when it comes to that, and that is then started again. What the scene
+/// gives.
+pub async fn struck<T>(
+    mut operator: Operator,
+    strike: impl AsyncFnOnce(&mut Operator),
+    scene: impl Future<Output = T>,
+) -> T {
     let kill = async {
-        trap.spring(&mut operator).await;
+        strike(&mut operator).await;
         operator.restart();
         std::future::pending::<()>().await;
     };
-    let given = tokio::select! {
+    tokio::select! {
         given = scene => given,
         () = kill => unreachable!(),
-    };
-    drop(operator);
-    (trap.order.hits() > 0, given)
+    }
 }

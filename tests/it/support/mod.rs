@@ -31,7 +31,7 @@ mod operator;
 mod searched;
 
 #[allow(unused_imports)] // as above
-pub use kills::{Trap, at_each_write, killed_at};
+pub use kills::{Trap, at_each_write, killed_at, struck};
 #[allow(unused_imports)] // as above
 pub use look::{CHAT, READY, bot_api, changes, condition, taken, texts};
 pub use operator::{Operator, Settings};
