@@ -9,6 +9,7 @@ mod answer;
 mod faults;
 mod form;
 mod gate;
+mod health;
 mod layer;
 mod moto;
 mod network;

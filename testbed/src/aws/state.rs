@@ -84,20 +84,6 @@ pub(super) struct Instance {
     pub(super) running: bool,
 }
 
-/// A target's health, in AWS's words.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Health {
-    pub(super) state: String,
-    pub(super) reason: String,
-    pub(super) description: String,
-}
-
-impl Health {
-    pub(super) fn new(state: &str, reason: &str, description: &str) -> Self {
-        Self { state: state.to_owned(), reason: reason.to_owned(), description: description.to_owned() }
-    }
-}
-
 impl State {
     pub(super) fn new(network: Network) -> Self {
         Self {
@@ -142,49 +128,6 @@ impl State {
     pub(super) fn balancers_of(&self, group: &str) -> BTreeSet<String> {
         let forwarding = self.listeners.values().filter(|listener| listener.groups.iter().any(|arn| arn == group));
         forwarding.map(|listener| listener.balancer.clone()).collect()
-    }
-
-    /// The group's targets and their health; those that have left are forgotten.
-    pub(super) fn targets(&mut self, group: &str) -> Vec<(Target, Health)> {
-        let drained = self.times.draining;
-        if let Some(group) = self.groups.get_mut(group) {
-            group.targets.retain(|_, target| target.leaving.is_none_or(|left| left.elapsed() < drained));
-        }
-        let targets = self.groups.get(group).map(|group| group.targets.keys()).into_iter().flatten();
-        targets.map(|target| (target.clone(), self.health(group, target))).collect()
-    }
-
-    pub(super) fn health(&self, arn: &str, target: &Target) -> Health {
-        let registered = self.groups.get(arn).and_then(|group| Some((group, group.targets.get(target)?)));
-        let Some((group, registered)) = registered else {
-            return Health::new("unused", "Target.NotRegistered", "Target is not registered to the target group");
-        };
-        if registered.leaving.is_some() {
-            let reason = "Target.DeregistrationInProgress";
-            return Health::new("draining", reason, "Target deregistration is in progress");
-        }
-        let instance = self.instances.get(&target.0);
-        if instance.is_some_and(|instance| !instance.running) {
-            return Health::new("unused", "Target.InvalidState", "Target is in the stopped state");
-        }
-        let forwarding: Vec<&Listener> =
-            self.listeners.values().filter(|listener| listener.groups.iter().any(|group| group == arn)).collect();
-        let Some(since) = forwarding.iter().map(|listener| listener.since).min() else {
-            let words = "Target group is not configured to receive traffic from the load balancer";
-            return Health::new("unused", "Target.NotInUse", words);
-        };
-        let mut balancers = forwarding.iter().filter_map(|listener| self.balancers.get(&listener.balancer));
-        if instance.is_some_and(|instance| !balancers.any(|balancer| balancer.zones.contains(&instance.zone))) {
-            let words = "Target is in an Availability Zone that is not enabled for the load balancer";
-            return Health::new("unused", "Target.NotInUse", words);
-        }
-        if let Some((state, reason)) = group.forced.get(&target.0) {
-            return Health::new(state, reason, "");
-        }
-        if since.max(registered.since).elapsed() < self.times.initial {
-            return Health::new("initial", "Elb.RegistrationInProgress", "Target registration is in progress");
-        }
-        Health::new("healthy", "", "")
     }
 
     pub(super) fn set_tags(&mut self, arn: &str, tags: Tags) {

@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use super::super::answer::{Done, Refused};
 use super::super::form::Form;
+use super::super::health::Health;
 use super::super::layer::Layer;
-use super::super::state::{Health, Registered, State, Target};
+use super::super::state::{Registered, State, Target};
 use super::super::xml::Element;
 use super::{groups, missing};
 

@@ -42,6 +42,13 @@ async fn health(aws: &Aws, group: &str, targets: &[&str]) -> Vec<String> {
     lines.collect()
 }
 
+/// The reason and description of a group's only target.
+async fn described(aws: &Aws, group: &str) -> (String, String) {
+    let answer = with_targets(aws, "DescribeTargetHealth", group, &[]).await;
+    let health = answer.only().child("TargetHealth").unwrap();
+    (health.get("Reason").to_owned(), health.get("Description").to_owned())
+}
+
 async fn until_healthy(aws: &Aws, group: &str, count: usize) {
     let healthy = async || {
         let healthy = aws.targets(group).into_iter().filter(|target| target.health == "healthy").count();
@@ -125,6 +132,45 @@ async fn only_what_can_be_reached_is_a_target() {
     for action in ["RegisterTargets", "DeregisterTargets", "DescribeTargetHealth"] {
         assert_eq!(with_targets(&aws, action, &foreign, &["i-1"]).await.code(), "TargetGroupNotFound");
     }
+}
+
+#[tokio::test]
+async fn each_reason_has_its_description() {
+    let (aws, arn, group) = web().await;
+    aws.target_times(Duration::ZERO, LONG);
+    let says = async |reason: &str, description: &str| {
+        assert_eq!(described(&aws, &group).await, (reason.to_owned(), description.to_owned()));
+    };
+    with_targets(&aws, "RegisterTargets", &group, &["i-3"]).await;
+    let no_listener = "Target group is not configured to receive traffic from the load balancer";
+    says("Target.NotInUse", no_listener).await;
+    aws.create_listener(&arn, 80, &group).await.unwrap();
+    let no_zone = "Target is in an Availability Zone that is not enabled for the load balancer";
+    says("Target.NotInUse", no_zone).await;
+    aws.set_subnets(&arn, &SUBNETS).await.unwrap();
+    says("", "").await;
+    let cases = [
+        ("initial", "Elb.InitialHealthChecking", "Initial health checks in progress"),
+        ("unhealthy", "Target.Timeout", "Request timed out"),
+        ("unhealthy", "Target.FailedHealthChecks", "Health checks failed"),
+        ("unhealthy", "Target.ResponseCodeMismatch", "Health checks failed with these codes: [404]"),
+    ];
+    for (health, reason, description) in cases {
+        aws.health(&group, "i-3", health, reason).unwrap();
+        says(reason, description).await;
+    }
+    with_targets(&aws, "DeregisterTargets", &group, &["i-3"]).await;
+    says("Target.DeregistrationInProgress", "Target deregistration is in progress").await;
+}
+
+/// None of those that AWS has is without one.
+#[tokio::test]
+async fn all_reasons_are_known() {
+    let model = super::super::api_model().await.unwrap();
+    let reasons = model["shapes"]["TargetHealthReasonEnum"]["enum"].as_array().unwrap();
+    let reasons: BTreeSet<&str> = reasons.iter().filter_map(serde_json::Value::as_str).collect();
+    let described: BTreeSet<&str> = super::super::health::DESCRIPTIONS.iter().map(|(reason, _)| *reason).collect();
+    assert_eq!(described, reasons);
 }
 
 /// Checks begin when a listener forwards to the group, however long the target was registered.
