@@ -183,6 +183,7 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
         let state = layer.state();
         let arn = existing(&state, &form)?;
         let listener = state.listeners.get(&arn).ok_or_else(not_found)?;
+        check_turned_to_https(&listener.protocol, &form)?;
         let settings = changed(&listener.settings, &form);
         let after =
             Form::elb("", &settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect::<Vec<_>>());
@@ -198,6 +199,21 @@ pub(super) async fn modify(layer: &Layer, form: Form) -> Done {
         (listener.settings, listener.port, listener.groups) = (settings, port, groups);
     }
     shown(layer, &Form::elb("", &[("ListenerArns.member.1", &arn)])).await
+}
+
+/// "If you change the protocol from HTTP to HTTPS ... you must add the security policy and default certificate
+/// properties": there is no default for the policy, as there is when a listener is made.
+fn check_turned_to_https(former: &str, form: &Form) -> Result<(), Refused> {
+    if former != "HTTP" || form.get("Protocol") != Some("HTTPS") {
+        return Ok(());
+    }
+    if !form.has_list("Certificates") {
+        return Err(Refused::invalid("A certificate must be specified for HTTPS listeners"));
+    }
+    if form.get("SslPolicy").is_none() {
+        return Err(Refused::invalid("An SSL policy must be specified for HTTPS listeners"));
+    }
+    Ok(())
 }
 
 /// What a listener is after a change: a list that is sent takes the whole place of the former one; what only HTTPS has goes

@@ -150,8 +150,26 @@ async fn https() {
     assert_eq!(refused(aws, "ModifyListener", &unknown).await, "CertificateNotFound");
     ok(aws, "ModifyListener", &[("ListenerArn", &listener), ("Protocol", "HTTP")]).await;
     assert_eq!((there().await.protocol.as_str(), there().await.certificates.len()), ("HTTP", 0));
-    let back = [("ListenerArn", listener.as_str()), ("Protocol", "HTTPS")];
-    assert_eq!(refused(aws, "ModifyListener", &back).await, "ValidationError");
+    // The way back needs both that went.
+    let back = [
+        ("ListenerArn", listener.as_str()),
+        ("Protocol", "HTTPS"),
+        (certificate_param, &certificate),
+        ("SslPolicy", policy),
+    ];
+    for missing in ["SslPolicy", certificate_param] {
+        let rest: Vec<_> = back.into_iter().filter(|(name, _)| *name != missing).collect();
+        assert_eq!(refused(aws, "ModifyListener", &rest).await, "ValidationError", "{missing}");
+    }
+    assert_eq!(refused(aws, "ModifyListener", &back[..2]).await, "ValidationError");
+    assert_eq!(there().await.protocol, "HTTP");
+    ok(aws, "ModifyListener", &back).await;
+    let now = there().await;
+    assert_eq!((now.protocol.as_str(), now.ssl_policy.as_str()), ("HTTPS", policy));
+    assert_eq!(now.certificates, std::slice::from_ref(&certificate));
+    // It has both by now.
+    ok(aws, "ModifyListener", &back[..2]).await;
+    assert_eq!(there().await.ssl_policy, policy);
 }
 
 #[tokio::test]
