@@ -14,6 +14,7 @@ mod layer;
 mod moto;
 mod network;
 mod rules;
+mod sight;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -165,15 +166,10 @@ impl Aws {
         self.hide_new(Duration::ZERO);
     }
 
-    /// Describes do not show balancers that are made from now on before they are so old; nor does `DescribeTags`. What is
-    /// hidden now is shown at once.
+    /// Describes do not show balancers, target groups and listeners that are made from now on before they are so old; nor
+    /// does `DescribeTags`. With zero, what is hidden now is shown at once.
     pub fn hide_new(&self, age: Duration) {
-        let mut state = self.layer.state();
-        state.times.hidden = age;
-        if age.is_zero() {
-            let shown = std::time::Instant::now();
-            state.balancers.values_mut().for_each(|balancer| balancer.shown_from = balancer.shown_from.min(shown));
-        }
+        self.layer.state().hide(age);
     }
 
     /// How long balancers are `provisioning` (200 ms from the start on).

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::network::Network;
+use super::sight::Shown;
 
 pub(super) type Tags = BTreeMap<String, String>;
 
@@ -18,6 +19,7 @@ pub(super) struct State {
     pub(super) groups: BTreeMap<String, Group>,
     pub(super) listeners: BTreeMap<String, Listener>,
     pub(super) tags: BTreeMap<String, Tags>,
+    pub(super) shown: BTreeMap<String, Shown>,
     pub(super) certificates: BTreeSet<String>,
     /// Instance id -> where it runs.
     pub(super) instances: BTreeMap<String, Instance>,
@@ -34,7 +36,7 @@ pub(super) struct State {
 pub(super) struct Times {
     /// A new balancer; none: until it is released.
     pub(super) provisioning: Option<Duration>,
-    /// Until describes show a new balancer.
+    /// Until describes show what is new.
     pub(super) hidden: Duration,
     /// Until a new target has passed its health checks.
     pub(super) initial: Duration,
@@ -47,7 +49,6 @@ pub(super) struct Balancer {
     pub(super) vpc: String,
     pub(super) zones: BTreeSet<String>,
     pub(super) created: Instant,
-    pub(super) shown_from: Instant,
     /// What a test says: the state, and its reason.
     pub(super) forced: Option<(String, String)>,
     pub(super) protected: bool,
@@ -92,6 +93,7 @@ impl State {
             groups: BTreeMap::new(),
             listeners: BTreeMap::new(),
             tags: BTreeMap::new(),
+            shown: BTreeMap::new(),
             certificates: BTreeSet::new(),
             instances: BTreeMap::new(),
             times: Times {
@@ -108,11 +110,6 @@ impl State {
 
     pub(super) fn balancer_named(&self, name: &str) -> Option<(&String, &Balancer)> {
         self.balancers.iter().find(|(_, balancer)| balancer.name == name)
-    }
-
-    /// A balancer that describes show by now.
-    pub(super) fn shown(&self, arn: &str) -> Option<&Balancer> {
-        self.balancers.get(arn).filter(|balancer| balancer.shown_from <= Instant::now())
     }
 
     /// A balancer's state, and its reason.
@@ -137,7 +134,7 @@ impl State {
     /// A balancer is gone, and its listeners with it.
     pub(super) fn forget_balancer(&mut self, arn: &str) {
         self.balancers.remove(arn);
-        self.tags.remove(arn);
+        self.forget(arn);
         let gone: Vec<String> = self
             .listeners
             .iter()
@@ -151,11 +148,16 @@ impl State {
 
     pub(super) fn forget_listener(&mut self, arn: &str) {
         self.listeners.remove(arn);
-        self.tags.remove(arn);
+        self.forget(arn);
     }
 
     pub(super) fn forget_group(&mut self, arn: &str) {
         self.groups.remove(arn);
+        self.forget(arn);
+    }
+
+    fn forget(&mut self, arn: &str) {
         self.tags.remove(arn);
+        self.shown.remove(arn);
     }
 }

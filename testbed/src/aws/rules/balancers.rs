@@ -74,10 +74,10 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     for balancer in &made {
         let created = Instant::now();
         let arn = balancer.get("LoadBalancerArn");
-        let (vpc, zones, shown_from) = (place.vpc.clone(), place.zones.clone(), created + state.times.hidden);
-        let new = Balancer { name: name.clone(), vpc, zones, created, shown_from, forced: None, protected: false };
+        let (vpc, zones) = (place.vpc.clone(), place.zones.clone());
+        let new = Balancer { name: name.clone(), vpc, zones, created, forced: None, protected: false };
         state.balancers.insert(arn.to_owned(), new);
-        state.set_tags(arn, new_tags.clone());
+        state.made(arn, new_tags.clone());
     }
     finish(&state, &mut made);
     Ok(vec![Element::with("LoadBalancers", made)])
@@ -106,10 +106,12 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         let state = layer.state();
         for arn in &arns {
             check_arn(arn)?;
-            state.shown(arn).ok_or_else(|| not_found("One or more load balancers not found"))?;
+            if !state.shows(arn) {
+                return Err(not_found("One or more load balancers not found"));
+            }
         }
         for name in &names {
-            let shown = state.balancer_named(name).is_some_and(|(arn, _)| state.shown(arn).is_some());
+            let shown = state.balancer_named(name).is_some_and(|(arn, _)| state.shows(arn));
             if !shown {
                 return Err(not_found(format!("Load balancers '[{name}]' not found")));
             }
@@ -121,7 +123,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
     };
     let mut found = members(layer.moto.elb(&ask).await?);
     let state = layer.state();
-    found.retain(|balancer| state.shown(balancer.get("LoadBalancerArn")).is_some());
+    found.retain(|balancer| state.shows(balancer.get("LoadBalancerArn")));
     finish(&state, &mut found);
     if !arns.is_empty() || !names.is_empty() {
         form.remove("PageSize"); // all that is named is shown

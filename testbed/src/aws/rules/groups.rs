@@ -85,7 +85,7 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
         let new =
             Group { name: name.clone(), settings: settings.clone(), targets: BTreeMap::new(), forced: BTreeMap::new() };
         state.groups.insert(arn.to_owned(), new);
-        state.set_tags(arn, new_tags.clone());
+        state.made(arn, new_tags.clone());
     }
     finish(&state, &mut made);
     Ok(vec![Element::with("TargetGroups", made)])
@@ -139,14 +139,15 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
                 "Target group names, target group ARNs, and a load balancer ARN cannot be specified at the same time",
             ));
         }
-        if let Some(arn) = arns.iter().find(|arn| !state.groups.contains_key(*arn)) {
+        if let Some(arn) = arns.iter().find(|arn| !(state.groups.contains_key(*arn) && state.shows(arn))) {
             return Err(not_found(arn));
         }
-        if let Some(name) = names.iter().find(|name| !state.groups.values().any(|group| group.name == **name)) {
+        let named = |name: &str| state.groups.iter().any(|(arn, group)| group.name == name && state.shows(arn));
+        if let Some(name) = names.iter().find(|name| !named(name)) {
             return Err(Refused::new("TargetGroupNotFound", format!("Target groups '[{name}]' not found")));
         }
         match balancer {
-            Some(arn) if state.shown(arn).is_none() => {
+            Some(arn) if !(state.balancers.contains_key(arn) && state.shows(arn)) => {
                 return Err(balancers::not_found(format!("Load balancer '{arn}' not found")));
             }
             Some(arn) => {
@@ -159,11 +160,15 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
     let mut ask = form.clone();
     ask.remove("LoadBalancerArn");
     let mut found: Vec<Element> = shown(layer, &ask).await?.into_iter().flat_map(|list| list.children).collect();
-    found.retain(|group| of.as_ref().is_none_or(|of| of.contains(group.get("TargetGroupArn"))));
+    let state = layer.state();
+    found.retain(|group| {
+        let arn = group.get("TargetGroupArn");
+        state.shows(arn) && of.as_ref().is_none_or(|of| of.contains(arn))
+    });
     if !arns.is_empty() || !names.is_empty() {
         form.remove("PageSize");
     }
-    page(&layer.state(), &form, "TargetGroups", "TargetGroupArn", found)
+    page(&state, &form, "TargetGroups", "TargetGroupArn", found)
 }
 
 pub(super) async fn modify(layer: &Layer, form: Form) -> Done {

@@ -117,7 +117,7 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
         let protocol = listener.get("Protocol").to_owned();
         let (balancer, groups, settings, since) = (balancer.clone(), forwards(&form), form.params(), Instant::now());
         state.listeners.insert(arn.clone(), Listener { balancer, port, protocol, groups, settings, since });
-        state.set_tags(&arn, new_tags.clone());
+        state.made(&arn, new_tags.clone());
         finish(listener);
     }
     Ok(vec![Element::with("Listeners", made)])
@@ -157,7 +157,7 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
                 let words = "Listener ARNs and a load balancer ARN cannot be specified at the same time";
                 return Err(Refused::invalid(words));
             }
-            Some(arn) if state.shown(arn).is_none() => {
+            Some(arn) if !(state.balancers.contains_key(arn) && state.shows(arn)) => {
                 return Err(balancers::not_found(format!("Load balancer '{arn}' not found")));
             }
             None if arns.is_empty() => {
@@ -166,15 +166,17 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
             }
             _ => {}
         }
-        if arns.iter().any(|arn| !state.listeners.contains_key(arn)) {
+        if arns.iter().any(|arn| !(state.listeners.contains_key(arn) && state.shows(arn))) {
             return Err(not_found());
         }
     }
-    let found = shown(layer, &form).await?.into_iter().flat_map(|list| list.children).collect();
+    let mut found: Vec<Element> = shown(layer, &form).await?.into_iter().flat_map(|list| list.children).collect();
+    let state = layer.state();
+    found.retain(|listener| state.shows(listener.get("ListenerArn")));
     if !arns.is_empty() {
         form.remove("PageSize");
     }
-    page(&layer.state(), &form, "Listeners", "ListenerArn", found)
+    page(&state, &form, "Listeners", "ListenerArn", found)
 }
 
 pub(super) async fn modify(layer: &Layer, form: Form) -> Done {

@@ -6,7 +6,6 @@ use super::super::layer::Layer;
 use super::super::state::{State, Tags};
 use super::super::xml::Element;
 use super::{balancers, groups, listeners, missing};
-use std::time::Instant;
 
 /// How many a resource may have.
 const MOST: usize = 50;
@@ -52,7 +51,7 @@ fn check(what: &str, text: &str, least: usize, most: usize) -> Result<(), Refuse
     )))
 }
 
-/// The resources that a call names, all of which must be there; `shown`: and be old enough for describes.
+/// The resources that a call names, all of which must be there; `shown`: and be what describes show.
 fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Refused> {
     let arns = form.list("ResourceArns");
     if arns.is_empty() {
@@ -62,15 +61,19 @@ fn resources(state: &State, form: &Form, shown: bool) -> Result<Vec<String>, Ref
         return Err(Refused::invalid(format!("Cannot have more than {} resources described", super::AT_ONCE)));
     }
     for arn in &arns {
-        if arn.contains(":loadbalancer/") {
-            let there = state.balancers.get(arn).filter(|balancer| !shown || balancer.shown_from <= Instant::now());
-            there.ok_or_else(|| balancers::not_found(format!("Load balancer '{arn}' not found")))?;
+        let (there, refused) = if arn.contains(":loadbalancer/") {
+            let words = format!("Load balancer '{arn}' not found");
+            (state.balancers.contains_key(arn), balancers::not_found(words))
         } else if arn.contains(":targetgroup/") {
-            state.groups.get(arn).ok_or_else(|| groups::not_found(arn))?;
+            (state.groups.contains_key(arn), groups::not_found(arn))
         } else if arn.contains(":listener/") {
-            state.listeners.get(arn).ok_or_else(listeners::not_found)?;
+            (state.listeners.contains_key(arn), listeners::not_found())
         } else {
             return Err(Refused::invalid(format!("'{arn}' must be in ARN format")));
+        };
+        let found = if shown { state.shows(arn) } else { there };
+        if !found {
+            return Err(refused);
         }
     }
     Ok(arns)

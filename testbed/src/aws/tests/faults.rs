@@ -102,40 +102,6 @@ async fn all_is_down() {
 }
 
 #[tokio::test]
-async fn a_new_balancer_is_not_shown_yet() {
-    let aws = Aws::start().await.unwrap();
-    let old = balancer(&aws, "old").await;
-    aws.hide_new(LONG);
-    let made = ok(&aws, "CreateLoadBalancer", &in_two(&[("Name", "new")])).await;
-    let new = made.get("LoadBalancerArn").to_owned();
-    assert_eq!(describe(&aws).await.unwrap().get("LoadBalancerArn"), old);
-    let hidden: [(&str, &str, &str); 5] = [
-        ("DescribeLoadBalancers", "Names.member.1", "new"),
-        ("DescribeLoadBalancers", "LoadBalancerArns.member.1", &new),
-        ("DescribeTags", "ResourceArns.member.1", &new),
-        ("DescribeListeners", "LoadBalancerArn", &new),
-        ("DescribeTargetGroups", "LoadBalancerArn", &new),
-    ];
-    for (action, param, value) in hidden {
-        assert_eq!(refused(&aws, action, &[(param, value)]).await, "LoadBalancerNotFound", "{action}");
-    }
-    // Whoever makes it again gets it, and whoever knows it can change it.
-    let again = ok(&aws, "CreateLoadBalancer", &in_two(&[("Name", "new")])).await;
-    assert_eq!(again.get("LoadBalancerArn"), new);
-    aws.tag(&new, "key", "value").await.unwrap();
-    assert_eq!(aws.balancers().await.unwrap().len(), 2);
-    aws.hide_new(Duration::ZERO);
-    ok(&aws, "DescribeTags", &[("ResourceArns.member.1", &new)]).await;
-    aws.hide_new(Duration::from_millis(100));
-    let newer = balancer(&aws, "newer").await;
-    let shown = async || {
-        let answer = call(&aws, "DescribeLoadBalancers", &[("LoadBalancerArns.member.1", &newer)]).await?;
-        Ok((answer.status == StatusCode::OK).then_some(()))
-    };
-    wait::until("it to be shown", DEADLINE, shown).await.unwrap();
-}
-
-#[tokio::test]
 async fn who_may_call() {
     let aws = Aws::start().await.unwrap();
     let service = "elasticloadbalancing";

@@ -6,6 +6,7 @@ mod gates;
 mod listeners;
 mod network;
 mod settings;
+mod sight;
 mod tags;
 mod targets;
 

@@ -181,8 +181,8 @@ fn health_is_checked_from_the_listener_on() {
     let mut state = state::State::new(Network::default());
     let (vpc, port, protocol) = (String::new(), 80, "HTTP".to_owned());
     let (forced, protected, zones) = (None, false, BTreeSet::new());
-    let (name, created, shown_from) = ("web".to_owned(), hours_ago, hours_ago);
-    let balancer = state::Balancer { name, vpc, zones, created, shown_from, forced, protected };
+    let (name, created) = ("web".to_owned(), hours_ago);
+    let balancer = state::Balancer { name, vpc, zones, created, forced, protected };
     state.balancers.insert("balancer".to_owned(), balancer);
     let target = ("10.0.0.1".to_owned(), 80);
     let registered = state::Registered { since: hours_ago, leaving: None };
