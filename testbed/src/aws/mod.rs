@@ -159,17 +159,24 @@ impl Aws {
         self.layer.down.store(down, Ordering::SeqCst);
     }
 
-    /// Takes back every fault, gate and [`Self::hide_new`], and is up again.
+    /// Takes back every fault, gate, [`Self::hide_new`] and [`Self::late_tags`], and is up again.
     pub fn behave(&self) {
         faults::clear(&self.layer.plan);
         self.down(false);
         self.hide_new(Duration::ZERO);
+        self.late_tags(Duration::ZERO);
     }
 
     /// Describes do not show balancers, target groups and listeners that are made from now on before they are so old; nor
     /// does `DescribeTags`. With zero, what is hidden now is shown at once.
     pub fn hide_new(&self, age: Duration) {
         self.layer.state().hide(age);
+    }
+
+    /// `DescribeTags` shows balancers, target groups and listeners that are made from now on without any tag before they
+    /// are so old, also without tags that were added since. With zero, what is late now is shown at once.
+    pub fn late_tags(&self, age: Duration) {
+        self.layer.state().delay_tags(age);
     }
 
     /// How long balancers are `provisioning` (200 ms from the start on).

@@ -38,6 +38,8 @@ pub(super) struct Times {
     pub(super) provisioning: Option<Duration>,
     /// Until describes show what is new.
     pub(super) hidden: Duration,
+    /// Until `DescribeTags` shows the tags of what is new.
+    pub(super) late_tags: Duration,
     /// Until a new target has passed its health checks.
     pub(super) initial: Duration,
     /// Until a target that was deregistered is gone.
@@ -99,6 +101,7 @@ impl State {
             times: Times {
                 provisioning: Some(Duration::from_millis(200)),
                 hidden: Duration::ZERO,
+                late_tags: Duration::ZERO,
                 initial: Duration::from_millis(200),
                 draining: Duration::from_millis(500),
             },

@@ -112,7 +112,7 @@ pub(super) fn remove(layer: &Layer, form: &Form) -> Done {
 pub(super) fn describe(layer: &Layer, form: &Form) -> Done {
     let state = layer.state();
     let descriptions = resources(&state, form, true)?.into_iter().map(|arn| {
-        let tags = state.tags.get(&arn).into_iter().flatten();
+        let tags = state.shown_tags(&arn).into_iter();
         let tags = tags.map(|(key, value)| vec![Element::text("Key", key), Element::text("Value", value)]);
         vec![Element::text("ResourceArn", &arn), Element::list("Tags", tags)]
     });

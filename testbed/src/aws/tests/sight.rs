@@ -106,3 +106,76 @@ async fn nor_are_new_groups_and_listeners() {
     let shown = async || Ok((codes(&aws, &asked).await == [""; 2]).then_some(()));
     wait::until("them to be shown", DEADLINE, shown).await.unwrap();
 }
+
+/// The tags that `DescribeTags` shows of these.
+async fn tags_of(aws: &Aws, arns: &[&str]) -> Vec<Vec<(String, String)>> {
+    let names: Vec<String> = (1..=arns.len()).map(|at| format!("ResourceArns.member.{at}")).collect();
+    let params: Vec<_> = names.iter().map(String::as_str).zip(arns.iter().copied()).collect();
+    let answer = ok(aws, "DescribeTags", &params).await;
+    assert_eq!(answer.items().iter().map(|item| item.get("ResourceArn")).collect::<Vec<_>>(), arns);
+    let pair = |tag: &Element| (tag.get("Key").to_owned(), tag.get("Value").to_owned());
+    answer.items().iter().map(|item| item.members("Tags").iter().map(pair).collect()).collect()
+}
+
+/// A balancer, a target group and a listener of these names, with the tag `owner`.
+async fn tagged(aws: &Aws, name: &str) -> [String; 3] {
+    let vpc = aws.vpc();
+    let tag = [("Tags.member.1.Key", "owner"), ("Tags.member.1.Value", "me")];
+    let arn = aws.create(name, &SUBNETS[..2], "internal", &[("owner", "me")]).await.unwrap();
+    let mut params = vec![("Name", name), ("Protocol", "HTTP"), ("Port", "80"), ("VpcId", &vpc)];
+    params.extend(tag);
+    let group = ok(aws, "CreateTargetGroup", &params).await.get("TargetGroupArn").to_owned();
+    let mut params = vec![
+        ("LoadBalancerArn", arn.as_str()),
+        ("Protocol", "HTTP"),
+        ("Port", "80"),
+        ("DefaultActions.member.1.Type", "forward"),
+        ("DefaultActions.member.1.TargetGroupArn", &group),
+    ];
+    params.extend(tag);
+    let listener = ok(aws, "CreateListener", &params).await.get("ListenerArn").to_owned();
+    [arn, group, listener]
+}
+
+#[tokio::test]
+async fn tags_are_shown_late() {
+    let aws = Aws::start().await.unwrap();
+    let owner = vec![("owner".to_owned(), "me".to_owned())];
+    let old = tagged(&aws, "old").await;
+    aws.late_tags(LONG);
+    let new = tagged(&aws, "new").await;
+    let all: Vec<&str> = old.iter().chain(&new).map(String::as_str).collect();
+    let mut expected = vec![owner.clone(); 3];
+    expected.resize(6, Vec::new());
+    assert_eq!(tags_of(&aws, &all).await, expected);
+    // They themselves are shown, and there is no less to them.
+    let shown = ok(&aws, "DescribeLoadBalancers", &[("Names.member.1", "new")]).await;
+    assert_eq!(shown.get("LoadBalancerArn"), new[0]);
+    assert_eq!(ok(&aws, "DescribeTargetGroups", &[("Names.member.1", "new")]).await.get("TargetGroupArn"), new[1]);
+    assert_eq!(aws.balancer("new").await.unwrap().unwrap().tags["owner"], "me");
+    // What is added since is late too, and is kept.
+    aws.tag(&new[1], "added", "since").await.unwrap();
+    assert_eq!(tags_of(&aws, &[&new[1]]).await, [Vec::new()]);
+    aws.late_tags(Duration::ZERO);
+    expected = vec![owner.clone(); 6];
+    expected[4] = vec![("added".to_owned(), "since".to_owned()), owner[0].clone()];
+    assert_eq!(tags_of(&aws, &all).await, expected);
+    aws.late_tags(Duration::from_millis(100));
+    let late = tagged(&aws, "late").await;
+    let late: Vec<&str> = late.iter().map(String::as_str).collect();
+    let in_time = async || Ok((tags_of(&aws, &late).await == vec![owner.clone(); 3]).then_some(()));
+    wait::until("their tags to be shown", DEADLINE, in_time).await.unwrap();
+}
+
+#[tokio::test]
+async fn all_that_behaves_is_shown() {
+    let aws = Aws::start().await.unwrap();
+    aws.hide_new(LONG);
+    aws.late_tags(LONG);
+    let hidden = tagged(&aws, "web").await;
+    let hidden: Vec<&str> = hidden.iter().map(String::as_str).collect();
+    aws.behave();
+    let later = tagged(&aws, "later").await;
+    let all: Vec<&str> = hidden.into_iter().chain(later.iter().map(String::as_str)).collect();
+    assert!(tags_of(&aws, &all).await.iter().all(|tags| tags.len() == 1));
+}
