@@ -159,12 +159,13 @@ impl Aws {
         self.layer.down.store(down, Ordering::SeqCst);
     }
 
-    /// Takes back every fault, gate, [`Self::hide_new`] and [`Self::late_tags`], and is up again.
+    /// Takes back every fault, gate, [`Self::hide_new`], [`Self::late_tags`] and [`Self::linger`], and is up again.
     pub fn behave(&self) {
         faults::clear(&self.layer.plan);
         self.down(false);
         self.hide_new(Duration::ZERO);
         self.late_tags(Duration::ZERO);
+        self.linger(Duration::ZERO);
     }
 
     /// Describes do not show balancers, target groups and listeners that are made from now on before they are so old; nor
@@ -177,6 +178,13 @@ impl Aws {
     /// are so old, also without tags that were added since. With zero, what is late now is shown at once.
     pub fn late_tags(&self, age: Duration) {
         self.layer.state().delay_tags(age);
+    }
+
+    /// `DescribeLoadBalancers` and `DescribeTags` show balancers that are deleted from now on for so long after, as they
+    /// were, and none can be made of their names. Other calls do not find them. With zero, what is shown so now is gone at
+    /// once.
+    pub fn linger(&self, age: Duration) {
+        self.layer.state().linger(age);
     }
 
     /// How long balancers are `provisioning` (200 ms from the start on).

@@ -1,14 +1,26 @@
-//! What describes show, which is not always what there is: what is new is not shown yet, or without its tags.
+//! What describes show, which is not always what there is: what is new is not shown yet, or without its tags, and a balancer
+//! that was deleted is shown for a while yet.
 
 use std::time::{Duration, Instant};
 
 use super::state::{State, Tags};
+use super::xml::Element;
 
 /// From when on describes show what was made.
 #[derive(Clone, Copy)]
 pub(super) struct Shown {
     from: Instant,
     tags_from: Instant,
+}
+
+/// A balancer that was deleted, as it was.
+pub(super) struct Deleted {
+    pub(super) name: String,
+    /// As moto and the rules described it.
+    pub(super) description: Element,
+    tags: Tags,
+    shown: Shown,
+    until: Instant,
 }
 
 impl State {
@@ -22,13 +34,18 @@ impl State {
 
     /// Whether describes show it by now.
     pub(super) fn shows(&self, arn: &str) -> bool {
-        self.shown.get(arn).is_some_and(|shown| shown.from <= Instant::now())
+        let shown = self.shown.get(arn).or_else(|| self.lingering(arn).map(|deleted| &deleted.shown));
+        shown.is_some_and(|shown| shown.from <= Instant::now())
     }
 
     /// The tags that `DescribeTags` shows.
     pub(super) fn shown_tags(&self, arn: &str) -> Tags {
-        let late = self.shown.get(arn).is_none_or(|shown| shown.tags_from > Instant::now());
-        self.tags.get(arn).filter(|_| !late).cloned().unwrap_or_default()
+        let (shown, tags) = match self.lingering(arn) {
+            Some(deleted) => (Some(&deleted.shown), Some(&deleted.tags)),
+            None => (self.shown.get(arn), self.tags.get(arn)),
+        };
+        let late = shown.is_none_or(|shown| shown.tags_from > Instant::now());
+        tags.filter(|_| !late).cloned().unwrap_or_default()
     }
 
     /// Zero: also what is hidden now is shown.
@@ -36,7 +53,7 @@ impl State {
         self.times.hidden = age;
         if age.is_zero() {
             let now = Instant::now();
-            self.shown.values_mut().for_each(|shown| shown.from = shown.from.min(now));
+            self.all_shown().for_each(|shown| shown.from = shown.from.min(now));
         }
     }
     /// Zero: also the tags that are late now are shown.
@@ -44,7 +61,39 @@ impl State {
         self.times.late_tags = age;
         if age.is_zero() {
             let now = Instant::now();
-            self.shown.values_mut().for_each(|shown| shown.tags_from = shown.tags_from.min(now));
+            self.all_shown().for_each(|shown| shown.tags_from = shown.tags_from.min(now));
+        }
+    }
+    fn all_shown(&mut self) -> impl Iterator<Item = &mut Shown> {
+        self.shown.values_mut().chain(self.deleted.values_mut().map(|deleted| &mut deleted.shown))
+    }
+
+    /// The balancer, described so, is about to be forgotten: it lingers from now on.
+    pub(super) fn keep_showing(&mut self, arn: &str, name: &str, description: Element) {
+        let now = Instant::now();
+        self.deleted.retain(|_, deleted| deleted.until > now);
+        let Some(shown) = self.shown.get(arn).copied() else { return };
+        let (name, tags) = (name.to_owned(), self.tags.get(arn).cloned().unwrap_or_default());
+        let until = now + self.times.linger;
+        self.deleted.insert(arn.to_owned(), Deleted { name, description, tags, shown, until });
+    }
+
+    /// A balancer that was deleted and lingers.
+    fn lingering(&self, arn: &str) -> Option<&Deleted> {
+        self.deleted.get(arn).filter(|deleted| deleted.until > Instant::now())
+    }
+
+    /// All of them, by ARN.
+    pub(super) fn all_lingering(&self) -> impl Iterator<Item = (&String, &Deleted)> {
+        let now = Instant::now();
+        self.deleted.iter().filter(move |(_, deleted)| deleted.until > now)
+    }
+
+    /// Zero: also what lingers now is gone.
+    pub(super) fn linger(&mut self, age: Duration) {
+        self.times.linger = age;
+        if age.is_zero() {
+            self.deleted.clear();
         }
     }
 }

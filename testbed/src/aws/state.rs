@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::network::Network;
-use super::sight::Shown;
+use super::sight::{Deleted, Shown};
 
 pub(super) type Tags = BTreeMap<String, String>;
 
@@ -20,6 +20,7 @@ pub(super) struct State {
     pub(super) listeners: BTreeMap<String, Listener>,
     pub(super) tags: BTreeMap<String, Tags>,
     pub(super) shown: BTreeMap<String, Shown>,
+    pub(super) deleted: BTreeMap<String, Deleted>,
     pub(super) certificates: BTreeSet<String>,
     /// Instance id -> where it runs.
     pub(super) instances: BTreeMap<String, Instance>,
@@ -40,6 +41,8 @@ pub(super) struct Times {
     pub(super) hidden: Duration,
     /// Until `DescribeTags` shows the tags of what is new.
     pub(super) late_tags: Duration,
+    /// Until describes do not show a deleted balancer any more.
+    pub(super) linger: Duration,
     /// Until a new target has passed its health checks.
     pub(super) initial: Duration,
     /// Until a target that was deregistered is gone.
@@ -96,12 +99,14 @@ impl State {
             listeners: BTreeMap::new(),
             tags: BTreeMap::new(),
             shown: BTreeMap::new(),
+            deleted: BTreeMap::new(),
             certificates: BTreeSet::new(),
             instances: BTreeMap::new(),
             times: Times {
                 provisioning: Some(Duration::from_millis(200)),
                 hidden: Duration::ZERO,
                 late_tags: Duration::ZERO,
+                linger: Duration::ZERO,
                 initial: Duration::from_millis(200),
                 draining: Duration::from_millis(500),
             },

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::super::answer::{Done, Refused};
 use super::super::form::Form;
 use super::super::layer::Layer;
+use super::super::sight::Deleted;
 use super::super::state::{Balancer, State};
 use super::super::xml::Element;
 use super::{check_name, members, named, one_of, page, required, settings, tags};
@@ -54,13 +55,19 @@ pub(super) async fn create(layer: &Layer, mut form: Form) -> Done {
     }
     form.set_list("SecurityGroups", &groups);
     form.remove("Tags");
+    let duplicate = || {
+        let words = format!("A load balancer with the same name '{name}' exists, but with different settings");
+        Err(Refused::new("DuplicateLoadBalancerName", words))
+    };
+    if layer.state().all_lingering().any(|(_, deleted)| deleted.name == name) {
+        return duplicate();
+    }
     let former = layer.state().balancer_named(&name).map(|(arn, _)| arn.clone());
     if let Some(arn) = former {
         let mut found =
             members(layer.moto.elb(&Form::elb("DescribeLoadBalancers", &[("Names.member.1", &name)])).await?);
         if !found.iter().all(|balancer| same(&form, balancer, &subnets, &groups)) {
-            let words = format!("A load balancer with the same name '{name}' exists, but with different settings");
-            return Err(Refused::new("DuplicateLoadBalancerName", words));
+            return duplicate();
         }
         tracing::debug!(arn, "the balancer was there already");
         finish(&layer.state(), &mut found);
@@ -98,11 +105,12 @@ fn same(form: &Form, balancer: &Element, subnets: &[String], groups: &[String]) 
 pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
     let arns = named(&form, "LoadBalancerArns", "load balancers")?;
     let names = named(&form, "Names", "load balancers")?;
+    let all = arns.is_empty() && names.is_empty();
     if !arns.is_empty() && !names.is_empty() {
         let words = "Load balancer names and load balancer ARNs cannot be specified at the same time";
         return Err(Refused::invalid(words));
     }
-    let ask = {
+    let (ask, lingering) = {
         let state = layer.state();
         for arn in &arns {
             check_arn(arn)?;
@@ -111,21 +119,34 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
             }
         }
         for name in &names {
-            let shown = state.balancer_named(name).is_some_and(|(arn, _)| state.shows(arn));
-            if !shown {
+            let live = state.balancer_named(name).map(|(arn, _)| arn);
+            let lingers = || state.all_lingering().find(|(_, deleted)| deleted.name == *name).map(|(arn, _)| arn);
+            if !live.or_else(lingers).is_some_and(|arn| state.shows(arn)) {
                 return Err(not_found(format!("Load balancers '[{name}]' not found")));
             }
         }
         let mut ask = form.clone();
         ask.remove("Marker");
         ask.set("PageSize", "1000000");
-        ask
+        // moto has none that lingers.
+        let has = |arn: &&String| state.balancers.contains_key(*arn);
+        ask.set_list("LoadBalancerArns", &arns.iter().filter(has).cloned().collect::<Vec<_>>());
+        let has = |name: &&String| state.balancer_named(name).is_some();
+        ask.set_list("Names", &names.iter().filter(has).cloned().collect::<Vec<_>>());
+        let asked = |(arn, deleted): &(&String, &Deleted)| all || arns.contains(arn) || names.contains(&deleted.name);
+        let lingering: Vec<Element> =
+            state.all_lingering().filter(asked).map(|(_, deleted)| deleted.description.clone()).collect();
+        (ask, lingering)
     };
-    let mut found = members(layer.moto.elb(&ask).await?);
+    let mut found = Vec::new();
+    if all || ask.has_list("LoadBalancerArns") || ask.has_list("Names") {
+        found = members(layer.moto.elb(&ask).await?);
+    }
     let state = layer.state();
-    found.retain(|balancer| state.shows(balancer.get("LoadBalancerArn")));
     finish(&state, &mut found);
-    if !arns.is_empty() || !names.is_empty() {
+    found.extend(lingering);
+    found.retain(|balancer| state.shows(balancer.get("LoadBalancerArn")));
+    if !all {
         form.remove("PageSize"); // all that is named is shown
     }
     page(&state, &form, "LoadBalancers", "LoadBalancerArn", found)
@@ -153,7 +174,7 @@ fn dns(balancer: &Element) -> String {
     format!("{internal}{}-{number}.{REGION}.elb.amazonaws.com", balancer.get("LoadBalancerName"))
 }
 
-/// One that is gone is deleted; one that is protected is not.
+/// One that is gone is deleted, also while describes still show it; one that is protected is not.
 pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
     let arn = required(&form, "LoadBalancerArn")?;
     check_arn(arn)?;
@@ -165,7 +186,18 @@ pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
         }
         Some(_) => {}
     }
+    let mut last = Vec::new();
+    if !layer.state().times.linger.is_zero() {
+        last =
+            members(layer.moto.elb(&Form::elb("DescribeLoadBalancers", &[("LoadBalancerArns.member.1", arn)])).await?);
+    }
     let done = layer.moto.elb(&form).await?;
-    layer.state().forget_balancer(arn);
+    let mut state = layer.state();
+    finish(&state, &mut last);
+    for balancer in last {
+        let name = balancer.get("LoadBalancerName").to_owned();
+        state.keep_showing(arn, &name, balancer);
+    }
+    state.forget_balancer(arn);
     Ok(done)
 }

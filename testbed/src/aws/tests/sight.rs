@@ -168,6 +168,77 @@ async fn tags_are_shown_late() {
 }
 
 #[tokio::test]
+async fn a_deleted_balancer_lingers() {
+    let aws = Aws::start().await.unwrap();
+    aws.provisioning(Duration::ZERO);
+    let [old, _, listener] = tagged(&aws, "old").await;
+    let other = balancer(&aws, "other").await;
+    let by_name = [("Names.member.1", "old")];
+    let by_arn = [("LoadBalancerArns.member.1", old.as_str())];
+    let delete = [("LoadBalancerArn", old.as_str())];
+    let was = ok(&aws, "DescribeLoadBalancers", &by_name).await.only().clone();
+    let tags = tags_of(&aws, &[&old, &other]).await;
+    assert_eq!((was.child("State").unwrap().get("Code"), tags[0].len()), ("active", 1));
+    aws.linger(LONG);
+    ok(&aws, "DeleteLoadBalancer", &delete).await;
+    for asked in [&by_name, &by_arn] {
+        assert_eq!(*ok(&aws, "DescribeLoadBalancers", asked).await.only(), was);
+    }
+    let all = async || {
+        let shown = ok(&aws, "DescribeLoadBalancers", &[]).await;
+        shown.items().iter().map(|item| item.get("LoadBalancerName").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(all().await, ["other", "old"]);
+    let both = [("Names.member.1", "old"), ("Names.member.2", "other")];
+    assert_eq!(ok(&aws, "DescribeLoadBalancers", &both).await.items().len(), 2);
+    let page = ok(&aws, "DescribeLoadBalancers", &[("PageSize", "1"), ("Marker", &other)]).await;
+    assert_eq!(page.get("LoadBalancerArn"), old);
+    assert_eq!(tags_of(&aws, &[&old, &other]).await, tags);
+    // It is not there all the same.
+    assert_eq!(aws.balancers().await.unwrap().len(), 1);
+    for action in ["DescribeListeners", "DescribeTargetGroups", "DescribeLoadBalancerAttributes"] {
+        assert_eq!(refused(&aws, action, &delete).await, "LoadBalancerNotFound", "{action}");
+    }
+    assert_eq!(refused(&aws, "DescribeListeners", &[("ListenerArns.member.1", &listener)]).await, "ListenerNotFound");
+    assert_eq!(aws.tag(&old, "key", "value").await.unwrap_err().code, "LoadBalancerNotFound");
+    ok(&aws, "DeleteLoadBalancer", &delete).await;
+    // Its name is not free, also for one just like it.
+    let duplicate = aws.create("old", &SUBNETS[..2], "internal", &[("owner", "me")]).await.unwrap_err();
+    assert_eq!(duplicate.code, "DuplicateLoadBalancerName");
+    aws.linger(Duration::ZERO);
+    assert_eq!(all().await, ["other"]);
+    for asked in [&by_name, &by_arn] {
+        assert_eq!(refused(&aws, "DescribeLoadBalancers", asked).await, "LoadBalancerNotFound");
+    }
+    assert_eq!(refused(&aws, "DescribeTags", &[("ResourceArns.member.1", &old)]).await, "LoadBalancerNotFound");
+    let again = balancer(&aws, "old").await;
+    assert_ne!(again, old);
+    // In time it is gone by itself, and its name is free.
+    aws.linger(Duration::from_millis(100));
+    ok(&aws, "DeleteLoadBalancer", &[("LoadBalancerArn", &again)]).await;
+    let gone = async || Ok((all().await == ["other"]).then_some(()));
+    wait::until("it to be gone", DEADLINE, gone).await.unwrap();
+    assert_ne!(balancer(&aws, "old").await, again);
+}
+
+#[tokio::test]
+async fn one_that_was_never_shown_does_not_appear_when_it_is_deleted() {
+    let aws = Aws::start().await.unwrap();
+    aws.hide_new(LONG);
+    aws.linger(LONG);
+    let arn = balancer(&aws, "web").await;
+    aws.delete(&arn).await.unwrap();
+    assert_eq!(refused(&aws, "DescribeLoadBalancers", &[("Names.member.1", "web")]).await, "LoadBalancerNotFound");
+    assert!(ok(&aws, "DescribeLoadBalancers", &[]).await.items().is_empty());
+    let taken = in_two(&[("Name", "web")]);
+    assert_eq!(refused(&aws, "CreateLoadBalancer", &taken).await, "DuplicateLoadBalancerName");
+    aws.hide_new(Duration::ZERO);
+    assert_eq!(ok(&aws, "DescribeLoadBalancers", &[]).await.get("LoadBalancerArn"), arn);
+    aws.behave();
+    assert!(ok(&aws, "DescribeLoadBalancers", &[]).await.items().is_empty());
+}
+
+#[tokio::test]
 async fn all_that_behaves_is_shown() {
     let aws = Aws::start().await.unwrap();
     aws.hide_new(LONG);
