@@ -56,6 +56,7 @@ impl State {
             self.all_shown().for_each(|shown| shown.from = shown.from.min(now));
         }
     }
+
     /// Zero: also the tags that are late now are shown.
     pub(super) fn delay_tags(&mut self, age: Duration) {
         self.times.late_tags = age;
@@ -64,16 +65,18 @@ impl State {
             self.all_shown().for_each(|shown| shown.tags_from = shown.tags_from.min(now));
         }
     }
+
     fn all_shown(&mut self) -> impl Iterator<Item = &mut Shown> {
         self.shown.values_mut().chain(self.deleted.values_mut().map(|deleted| &mut deleted.shown))
     }
 
     /// The balancer, described so, is about to be forgotten: it lingers from now on.
-    pub(super) fn keep_showing(&mut self, arn: &str, name: &str, description: Element) {
+    pub(super) fn keep_showing(&mut self, arn: &str, description: Element) {
         let now = Instant::now();
         self.deleted.retain(|_, deleted| deleted.until > now);
         let Some(shown) = self.shown.get(arn).copied() else { return };
-        let (name, tags) = (name.to_owned(), self.tags.get(arn).cloned().unwrap_or_default());
+        let name = description.get("LoadBalancerName").to_owned();
+        let tags = self.tags.get(arn).cloned().unwrap_or_default();
         let until = now + self.times.linger;
         self.deleted.insert(arn.to_owned(), Deleted { name, description, tags, shown, until });
     }

@@ -112,16 +112,21 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
     }
     let (ask, lingering) = {
         let state = layer.state();
+        let asked = |(arn, deleted): &(&String, &Deleted)| {
+            state.shows(arn) && (all || arns.contains(arn) || names.contains(&deleted.name))
+        };
+        let lingering: Vec<Element> =
+            state.all_lingering().filter(asked).map(|(_, deleted)| deleted.description.clone()).collect();
+        let lingers = |key: &str, value: &str| lingering.iter().any(|balancer| balancer.get(key) == value);
         for arn in &arns {
             check_arn(arn)?;
-            if !state.shows(arn) {
+            if !lingers("LoadBalancerArn", arn) && !state.shows(arn) {
                 return Err(not_found("One or more load balancers not found"));
             }
         }
         for name in &names {
-            let live = state.balancer_named(name).map(|(arn, _)| arn);
-            let lingers = || state.all_lingering().find(|(_, deleted)| deleted.name == *name).map(|(arn, _)| arn);
-            if !live.or_else(lingers).is_some_and(|arn| state.shows(arn)) {
+            let live = state.balancer_named(name).is_some_and(|(arn, _)| state.shows(arn));
+            if !lingers("LoadBalancerName", name) && !live {
                 return Err(not_found(format!("Load balancers '[{name}]' not found")));
             }
         }
@@ -129,13 +134,10 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         ask.remove("Marker");
         ask.set("PageSize", "1000000");
         // moto has none that lingers.
-        let has = |arn: &&String| state.balancers.contains_key(*arn);
-        ask.set_list("LoadBalancerArns", &arns.iter().filter(has).cloned().collect::<Vec<_>>());
-        let has = |name: &&String| state.balancer_named(name).is_some();
-        ask.set_list("Names", &names.iter().filter(has).cloned().collect::<Vec<_>>());
-        let asked = |(arn, deleted): &(&String, &Deleted)| all || arns.contains(arn) || names.contains(&deleted.name);
-        let lingering: Vec<Element> =
-            state.all_lingering().filter(asked).map(|(_, deleted)| deleted.description.clone()).collect();
+        let live = |arn: &&String| state.balancers.contains_key(*arn);
+        ask.set_list("LoadBalancerArns", &arns.iter().filter(live).cloned().collect::<Vec<_>>());
+        let live = |name: &&String| state.balancer_named(name).is_some();
+        ask.set_list("Names", &names.iter().filter(live).cloned().collect::<Vec<_>>());
         (ask, lingering)
     };
     let mut found = Vec::new();
@@ -143,9 +145,9 @@ pub(super) async fn describe(layer: &Layer, mut form: Form) -> Done {
         found = members(layer.moto.elb(&ask).await?);
     }
     let state = layer.state();
+    found.retain(|balancer| state.shows(balancer.get("LoadBalancerArn")));
     finish(&state, &mut found);
     found.extend(lingering);
-    found.retain(|balancer| state.shows(balancer.get("LoadBalancerArn")));
     if !all {
         form.remove("PageSize"); // all that is named is shown
     }
@@ -195,8 +197,7 @@ pub(super) async fn delete(layer: &Layer, form: Form) -> Done {
     let mut state = layer.state();
     finish(&state, &mut last);
     for balancer in last {
-        let name = balancer.get("LoadBalancerName").to_owned();
-        state.keep_showing(arn, &name, balancer);
+        state.keep_showing(arn, balancer);
     }
     state.forget_balancer(arn);
     Ok(done)
