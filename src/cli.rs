@@ -30,6 +30,8 @@ Exit codes:
 
 const RUN_AFTER_HELP: &str = "\
 The cluster is the one of $KUBECONFIG or ~/.kube/config, or the one it runs in.
+For a MyIngress, region and credentials of AWS are what the SDK finds, once there is one: AWS_REGION,
+AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the role of the Pod or of its node.
 
 Examples:
   quartermaster run

@@ -60,7 +60,7 @@ pub const BAD_CERTIFICATE: &str =
 pub const BAD_PATH: &str = "write a path that begins with / and has no spaces, such as /healthz";
 /// What to say of a name that no Service has.
 pub const BAD_SERVICE: &str =
-    "write the name of a Service: lower-case letters, digits and '-', beginning with a letter";
+    "write the name of a Service: lower-case letters, digits and '-', with a letter or digit at both ends";
 
 /// An AWS Application Load Balancer.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -204,7 +204,7 @@ impl Listener {
 pub struct ServiceRef {
     /// Its name.
     #[schemars(length(max = 63))]
-    #[x_kube(validation = ("!format.dns1035Label().validate(self).hasValue()", BAD_SERVICE))]
+    #[x_kube(validation = ("!format.dns1123Label().validate(self).hasValue()", BAD_SERVICE))]
     pub name: String,
     /// Its port, as its `spec.ports` has it.
     #[schemars(range(min = 1, max = 65535))]
@@ -264,9 +264,12 @@ pub struct ListenerStatus {
     /// How many targets it is to have: one for each node that takes traffic.
     #[serde(default)]
     pub total: u32,
-    /// Why no traffic arrives; empty while some does.
+    /// Why no traffic arrives, or why that is not known; empty while some does.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// When AWS was last asked to create something of it. For a while after that it may be there though AWS does not show it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested_at: Option<Time>,
 }
 
 fn two_subnets() -> Rule {

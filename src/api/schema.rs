@@ -57,7 +57,7 @@ pub fn finish(mut crd: CustomResourceDefinition, number: usize) -> CustomResourc
                 status.description.get_or_insert_with(|| "Entries, oldest first.".into());
             }
             if !schema.required.as_deref().unwrap_or_default().contains(&"spec".into()) {
-                schema.x_kubernetes_validations.get_or_insert_default().push(spec_on_create());
+                schema.x_kubernetes_validations.get_or_insert_default().push(spec_stays());
             }
         }
     }
@@ -81,11 +81,11 @@ fn digest(crd: &CustomResourceDefinition) -> String {
     })
 }
 
-/// Of a kind whose original CRD let an object without a spec in. A rule at the root binds on create only, or such an object
-/// could not be given a label or a status any more.
-fn spec_on_create() -> ValidationRule {
+/// Of a kind whose original CRD let an object without a spec in: such an object can still be given a label or a status. One that
+/// has a spec keeps it, or what cannot be changed in it could be taken out and written anew.
+fn spec_stays() -> ValidationRule {
     ValidationRule {
-        rule: "oldSelf.hasValue() || has(self.spec)".into(),
+        rule: "has(self.spec) || (oldSelf.hasValue() && !has(oldSelf.value().spec))".into(),
         message: Some("write a spec: kubectl explain says what it takes".into()),
         optional_old_self: Some(true),
         ..ValidationRule::default()

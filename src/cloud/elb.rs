@@ -106,9 +106,8 @@ impl Elb {
             return Err(Fault::unsent(Class::Conflict, "NotLeading", "this replica does not lead any more"));
         }
         let answer = send(&client).await.map_err(Fault::from);
-        let code = answer.as_ref().map_or_else(|fault| fault.reason, |_| "OK");
-        self.metrics.aws_request(action.name(), code);
-        if code == fault::CREDENTIALS_MISSING {
+        self.metrics.aws_request(action.name(), answer.as_ref().map_or_else(Fault::label, |_| "OK"));
+        if answer.as_ref().is_err_and(|fault| fault.reason == fault::CREDENTIALS_MISSING) {
             // The SDK reads a profile's files once.
             *self.connection.lock().await = Connection::None;
         }

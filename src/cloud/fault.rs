@@ -35,6 +35,7 @@ const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 const THROTTLED: &str = "Throttled";
 const UNAVAILABLE: &str = "AWSUnavailable";
 const IN_PROGRESS: &str = "InProgress";
+const TARGETS_REFUSED: &str = "TargetsRefused";
 const NAME_TAKEN: &str = "NameTaken";
 const FORBIDDEN_NOW: &str = "NotPermitted";
 const SUBNET_UNFIT: &str = "SubnetUnfit";
@@ -116,7 +117,7 @@ pub const CODES: &[(&str, Class, &str)] = &[
     ("DuplicateListener",                        Class::Transient, IN_PROGRESS),
     ("DuplicateTargetGroupName",                 Class::Transient, IN_PROGRESS),
     ("HealthUnavailable",                        Class::Transient, IN_PROGRESS),
-    (INVALID_TARGET,                             Class::Transient, IN_PROGRESS),
+    (INVALID_TARGET,                             Class::Transient, TARGETS_REFUSED),
     (LISTENER_NOT_FOUND,                         Class::Transient, IN_PROGRESS),
     (NOT_FOUND,                                  Class::Transient, IN_PROGRESS),
     ("PriorRequestNotComplete",                  Class::Transient, IN_PROGRESS),
@@ -156,7 +157,7 @@ pub struct Fault {
 
 impl Fault {
     /// Before anything was sent.
-    pub(super) fn unsent(class: Class, reason: &'static str, message: impl Into<String>) -> Self {
+    pub fn unsent(class: Class, reason: &'static str, message: impl Into<String>) -> Self {
         Self { class, reason, code: None, undone: true, message: message.into() }
     }
 
@@ -201,6 +202,17 @@ impl Fault {
             ACCESS_DENIED => format!("{message}; the policy that the operator needs is in docs/my-ingress.md"),
             _ => message,
         }
+    }
+
+    /// Whether it is about the one thing that was asked for: another call may well be answered.
+    pub fn is_of_one(&self) -> bool {
+        let all = [THROTTLED, UNAVAILABLE, CREDENTIALS_MISSING, REGION_MISSING, ACCESS_DENIED];
+        self.class != Class::Conflict && !all.contains(&self.reason)
+    }
+
+    /// What metrics call it: AWS' own code, or the reason where it is none of the table.
+    pub(super) fn label(&self) -> &'static str {
+        CODES.iter().find(|(code, ..)| self.is(code)).map_or(self.reason, |(code, ..)| code)
     }
 
     /// Whether AWS gave this code.

@@ -20,7 +20,7 @@ pub trait Listeners: Send + Sync + 'static {
     /// All target groups whose names begin so.
     fn groups_named(&self, prefix: &str) -> impl Future<Output = Result<Vec<Group>, Fault>> + Send;
 
-    /// The tags of each of these listeners and target groups; those that are gone have none.
+    /// The tags of each of these listeners and target groups; one that is gone fails them all.
     fn tags_of(&self, arns: &[String]) -> impl Future<Output = Result<BTreeMap<String, Tags>, Fault>> + Send;
 
     /// Creates a target group. Where there is one of that name and of these very settings the answer is that one.
@@ -138,4 +138,6 @@ pub struct Health {
     pub state: String,
     /// Why it is not healthy: AWS' code, such as `Target.Timeout`.
     pub reason: String,
+    /// The same in AWS' words.
+    pub description: String,
 }

@@ -58,6 +58,16 @@ pub trait Cloud: Balancers + listeners::Listeners {}
 
 impl<C: Balancers + listeners::Listeners> Cloud for C {}
 
+/// The region of an Amazon Resource Name: `arn:aws:elasticloadbalancing:REGION:ACCOUNT:...`.
+pub fn region_of(arn: &str) -> Option<&str> {
+    arn.split(':').nth(3).filter(|region| !region.is_empty())
+}
+
+/// The words that a command to change a balancer begins with, for whoever's own default is another region.
+pub fn command(arn: &str) -> String {
+    region_of(arn).map_or_else(|| "aws elbv2".into(), |region| format!("aws --region {region} elbv2"))
+}
+
 /// What a balancer is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {

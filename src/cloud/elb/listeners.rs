@@ -18,6 +18,10 @@ use crate::cloud::listeners::{Group, Health, Listener, Listeners, Target, Wanted
 /// How many resources `DescribeTags` takes at once.
 const TAGGED_AT_ONCE: usize = 20;
 
+/// How many targets are added or taken away by one call: AWS is known to refuse larger ones now and then
+/// (<https://github.com/kubernetes/kubernetes/issues/101592>).
+const TARGETS_AT_ONCE: usize = 100;
+
 impl Listeners for Elb {
     async fn listeners(&self, balancer: &str) -> Result<Vec<Listener>, Fault> {
         let describe = async |client: &Client| client.describe_listeners().load_balancer_arn(balancer).send().await;
@@ -104,17 +108,23 @@ impl Listeners for Elb {
     }
 
     async fn register(&self, group: &str, targets: &BTreeSet<Target>) -> Result<(), Fault> {
-        let register = async |client: &Client| {
-            client.register_targets().target_group_arn(group).set_targets(Some(described(targets))).send().await
-        };
-        self.call(Action::RegisterTargets, register).await.map(drop)
+        for some in described(targets).chunks(TARGETS_AT_ONCE) {
+            let register = async |client: &Client| {
+                client.register_targets().target_group_arn(group).set_targets(Some(some.to_vec())).send().await
+            };
+            self.call(Action::RegisterTargets, register).await?;
+        }
+        Ok(())
     }
 
     async fn deregister(&self, group: &str, targets: &BTreeSet<Target>) -> Result<(), Fault> {
-        let deregister = async |client: &Client| {
-            client.deregister_targets().target_group_arn(group).set_targets(Some(described(targets))).send().await
-        };
-        self.call(Action::DeregisterTargets, deregister).await.map(drop)
+        for some in described(targets).chunks(TARGETS_AT_ONCE) {
+            let deregister = async |client: &Client| {
+                client.deregister_targets().target_group_arn(group).set_targets(Some(some.to_vec())).send().await
+            };
+            self.call(Action::DeregisterTargets, deregister).await?;
+        }
+        Ok(())
     }
 
     async fn create_listener(&self, balancer: &str, wanted: &WantedListener, tags: &Tags) -> Result<(), Fault> {
@@ -219,6 +229,7 @@ fn health(shown: &TargetHealthDescription) -> Option<Health> {
             .map(TargetHealthReasonEnum::as_str)
             .unwrap_or_default()
             .into(),
+        description: health.and_then(|health| health.description()).unwrap_or_default().into(),
     })
 }
 

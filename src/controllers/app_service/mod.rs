@@ -42,7 +42,7 @@ pub const NAME: &str = "appservice";
 /// The kind.
 pub const KIND: Kind = Kind::of::<AppService>(
     NAME,
-    &["46d5a4c9952cca8b"],
+    &["8f65433aa018eb73"],
     &[
         // Patched: the original program's annotation is taken away.
         Right { group: GROUP, resources: &["appservices"], verbs: &["list", "patch", "watch"] },

@@ -39,7 +39,7 @@ pub const NAME: &str = "configmapsync";
 /// The kind.
 pub const KIND: Kind = Kind::of::<ConfigMapSync>(
     NAME,
-    &["179b765dac46a81d"],
+    &["bf180d03b0470198"],
     &[
         Right { group: GROUP, resources: &["configmapsyncs"], verbs: &["list", "patch", "watch"] },
         Right { group: GROUP, resources: &["configmapsyncs/status"], verbs: &["patch"] },

@@ -30,7 +30,7 @@ pub const NAME: &str = "contactpoint";
 /// The kind.
 pub const KIND: Kind = Kind::of::<ContactPoint>(
     NAME,
-    &["08a918ff431bf589"],
+    &["9fe2425d33b238ff"],
     &[
         Right { group: GROUP, resources: &["contactpoints"], verbs: &["list", "watch"] },
         Right { group: GROUP, resources: &["contactpoints/status"], verbs: &["patch"] },

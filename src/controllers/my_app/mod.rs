@@ -40,7 +40,7 @@ pub const NAME: &str = "myapp";
 /// The kind.
 pub const KIND: Kind = Kind::of::<MyApp>(
     NAME,
-    &["842c7b6b4fc8d451"],
+    &["e4684006046c7e16"],
     &[
         Right { group: GROUP, resources: &["myapps"], verbs: &["list", "watch"] },
         Right { group: GROUP, resources: &["myapps/status"], verbs: &["patch"] },

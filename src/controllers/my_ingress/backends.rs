@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Service};
 use kube::ResourceExt;
@@ -18,6 +19,9 @@ use crate::runtime::{Key, watching};
 /// Label of nodes that no load balancer leads to
 /// (<https://kubernetes.io/docs/reference/labels-annotations-taints/#node-kubernetes-io-exclude-from-external-load-balancers>).
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+
+/// How long a pass waits for the nodes to be listed: it is one of few that run at once. Once they are listed all are woken.
+const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// What is known of the cluster.
 pub struct Backends {
@@ -82,11 +86,12 @@ impl Backends {
     /// Why they are not known, in the apiserver's words.
     pub async fn instances(&self) -> Result<BTreeSet<String>, String> {
         let mut nodes = self.nodes.subscribe();
-        // The sender is ours.
-        let known = nodes.wait_for(|nodes| *nodes != Nodes::Unlisted).await.map(|nodes| nodes.clone());
-        match known {
-            Ok(Nodes::Unknown(why)) => Err(why),
-            _ => Ok(self.state().instances.values().cloned().collect()),
+        let listed = tokio::time::timeout(LISTED_WITHIN, nodes.wait_for(|nodes| *nodes != Nodes::Unlisted));
+        match listed.await.map(|nodes| nodes.map(|nodes| nodes.clone())) {
+            Err(_) => Err("they are being listed".into()),
+            Ok(Ok(Nodes::Unknown(why))) => Err(why),
+            // The sender is ours.
+            Ok(_) => Ok(self.state().instances.values().cloned().collect()),
         }
     }
 
@@ -226,8 +231,8 @@ mod tests {
         assert_eq!(instance(&Node::default()), None);
     }
 
-    #[test]
-    fn nothing_is_said_before_all_are_listed_nor_while_they_may_not_be() {
+    #[tokio::test]
+    async fn nothing_is_said_before_all_are_listed_nor_while_they_may_not_be() {
         let backends = Backends::new(Trigger::default());
         let nodes: &dyn Observer<Node> = &backends;
         let resource = ResourceName { api_version: "v1".into(), plural: "nodes".into() };

@@ -6,10 +6,14 @@ use super::standing::{DELETING, DELETION_PROTECTED, Standing};
 use super::tags::Mark;
 use super::{Error, MANAGER, MyIngresses, Pass, build};
 use crate::api::my_ingress::FINALIZER;
-use crate::cloud::{Cloud, Fault, fault};
+use crate::cloud::{self, Cloud, Fault, fault};
 use crate::runtime::finalizer;
 use crate::runtime::ownership::{Claim, Owner};
 use crate::runtime::reconciler::Outcome;
+
+/// As with the balancer, so with its target groups.
+const GROUPS_MAY_APPEAR: &str =
+    "AWS was asked for a target group a moment ago, and may show it yet: it is deleted then";
 
 impl<C: Cloud> MyIngresses<C> {
     /// It is being deleted: the finalizer goes once the balancer is gone.
@@ -24,6 +28,8 @@ impl<C: Cloud> MyIngresses<C> {
 
     /// Deletes the balancer; none once it is gone.
     async fn delete(&self, pass: &Pass, owner: &Owner) -> Result<Option<(Standing, Outcome)>, Error> {
+        // What the cache shows may be of the past, and the balancer that of one who has the name now.
+        self.confirm(pass).await?;
         let alb = pass.alb.clone().unwrap_or_default();
         let mark = &Mark { owner, cluster: self.cluster().await? };
         let name = build::name(&pass.ingress);
@@ -35,11 +41,13 @@ impl<C: Cloud> MyIngresses<C> {
                     "AWS was asked for the load balancer a moment ago, and may show it yet: it is deleted then",
                 );
             }
+            if !self.drop_all_groups(pass, mark, false).await? {
+                return deleting(GROUPS_MAY_APPEAR);
+            }
             if let Some(arn) = &alb.arn {
                 let words = format!("AWS shows no load balancer {name} any more; there was {arn}");
                 self.events.normal(pass.ingress.object_ref(&()), "Delete", "Gone", words);
             }
-            self.drop_all_groups(pass, mark, false).await?;
             return Ok(None);
         };
         let Some(tags) = self.cloud.tags(&balancer.arn).await? else {
@@ -49,15 +57,15 @@ impl<C: Cloud> MyIngresses<C> {
             if tags.is_empty() && self.may_yet_appear(&alb) {
                 return deleting("AWS does not show yet whose the load balancer is");
             }
+            if !self.drop_all_groups(pass, mark, true).await? {
+                return deleting(GROUPS_MAY_APPEAR);
+            }
             if alb.arn.as_ref() == Some(&balancer.arn) {
                 let words = format!("load balancer {} has lost our tags: it is left as it is", balancer.arn);
                 self.events.warning(pass.ingress.object_ref(&()), "Delete", "LeftBehind", words);
             }
-            self.drop_all_groups(pass, mark, true).await?;
             return Ok(None);
         }
-        // What the cache shows may be of the past, and the balancer that of one who has the name now.
-        self.confirm(pass).await?;
         match self.cloud.delete(&balancer.arn).await {
             Err(fault) if is_protected(&fault) => return Err(Error::Cloud(protected(fault, &balancer.arn, mark))),
             deleted => deleted?,
@@ -65,9 +73,11 @@ impl<C: Cloud> MyIngresses<C> {
         if self.cloud.find(&name).await?.is_some_and(|shown| shown.arn == balancer.arn) {
             return deleting("AWS deletes the load balancer");
         }
+        if !self.drop_all_groups(pass, mark, false).await? {
+            return deleting(GROUPS_MAY_APPEAR);
+        }
         let words = format!("load balancer {name} was deleted: {}", balancer.arn);
         self.events.normal(pass.ingress.object_ref(&()), "Delete", "Deleted", words);
-        self.drop_all_groups(pass, mark, false).await?;
         Ok(None)
     }
 }
@@ -79,9 +89,10 @@ fn is_protected(fault: &Fault) -> bool {
 
 fn protected(fault: Fault, arn: &str, mark: &Mark<'_>) -> Fault {
     let message = format!(
-        "the load balancer may not be deleted ({}); to let it go: aws elbv2 modify-load-balancer-attributes --load-balancer-arn {arn} \
+        "the load balancer may not be deleted ({}); to let it go: {} modify-load-balancer-attributes --load-balancer-arn {arn} \
          --attributes Key=deletion_protection.enabled,Value=false && {}",
         fault.message,
+        cloud::command(arn),
         mark.again(),
     );
     Fault { reason: DELETION_PROTECTED, message, ..fault }

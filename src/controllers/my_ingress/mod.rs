@@ -13,13 +13,14 @@ use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::OnceCell;
 
 use self::backends::Backends;
+use self::routes::Look;
 use self::standing::{FORBIDDEN, OUT_OF_SCOPE, SPEC_INVALID, SUSPENDED, Standing};
 use self::tags::Mark;
 use crate::api::MyIngress;
 use crate::api::kind::{EVENTS, Kind, Right};
 use crate::api::my_ingress::{Alb, FINALIZER, GROUP, ListenerStatus};
 use crate::cloud::elb::Elb;
-use crate::cloud::{Cloud, Fault};
+use crate::cloud::{self, Cloud, Fault};
 use crate::runtime::cache::Touched;
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
@@ -31,8 +32,11 @@ use crate::runtime::{Key, Scope, finalizer, ownership};
 
 pub mod backends;
 pub mod build;
+mod dropping;
 mod ending;
-pub mod listeners;
+mod found;
+mod listener;
+mod listeners;
 pub mod routes;
 mod settle;
 pub mod standing;
@@ -43,7 +47,7 @@ pub const NAME: &str = "myingress";
 /// The kind.
 pub const KIND: Kind = Kind::of::<MyIngress>(
     NAME,
-    &["05a412cac0cd494c"],
+    &["336925be90a19dc6"],
     &[
         Right { group: GROUP, resources: &["myingresses"], verbs: &["get", "list", "patch", "watch"] },
         Right { group: GROUP, resources: &["myingresses/status"], verbs: &["patch"] },
@@ -121,6 +125,32 @@ struct Pass {
     alb: Option<Alb>,
     /// What is known of its listeners: of each port that anything may be there for.
     listeners: Vec<ListenerStatus>,
+    /// The status says nothing of it: it is new, or was lost.
+    unknown: bool,
+}
+
+impl Pass {
+    /// The ports that anything may be there for.
+    fn ports(&self) -> impl Iterator<Item = u16> + '_ {
+        self.listeners.iter().map(|it| it.port)
+    }
+
+    fn listener(&self, port: u16) -> Option<&ListenerStatus> {
+        self.listeners.iter().find(|it| it.port == port)
+    }
+
+    /// When AWS was last asked to create something of that port.
+    fn requested_at(&self, port: u16) -> Option<Time> {
+        self.listener(port)?.requested_at.clone()
+    }
+
+    /// How a listener is of whose targets no more is known than before.
+    fn look(&self, port: u16, reason: &'static str, words: impl Into<String>) -> Look {
+        let before = self.listener(port).cloned().unwrap_or_default();
+        let count = |count: u32| usize::try_from(count).unwrap_or_default();
+        let look = Look { healthy: count(before.healthy), total: count(before.total), ..Look::default() };
+        Look { port, reason, words: words.into(), ..look }
+    }
 }
 
 /// Hands the controller in.
@@ -203,10 +233,7 @@ impl<C: Cloud> MyIngresses<C> {
 
     /// Whether AWS may still come to show a balancer that it was asked for.
     fn may_yet_appear(&self, alb: &Alb) -> bool {
-        alb.requested_at.as_ref().is_some_and(|asked| {
-            // The clock of who asked may be ahead of ours.
-            now().0.duration_since(asked.0).unsigned_abs() < self.shown_within
-        })
+        is_within(self.shown_within, alb.requested_at.as_ref())
     }
 
     /// Has the finalizer be there before anything is in AWS.
@@ -227,8 +254,7 @@ impl<C: Cloud> MyIngresses<C> {
     async fn is_here(&self, pass: &Pass) -> Result<(), Error> {
         let Some(arn) = pass.alb.as_ref().and_then(|alb| alb.arn.as_deref()) else { return Ok(()) };
         let region = self.cloud.region().await?;
-        // arn:aws:elasticloadbalancing:REGION:ACCOUNT:...
-        match arn.split(':').nth(3) {
+        match cloud::region_of(arn) {
             Some(theirs) if theirs != region => Err(Error::Cloud(Fault::elsewhere(arn, &region))),
             _ => Ok(()),
         }
@@ -301,6 +327,11 @@ impl<C: Cloud> MyIngresses<C> {
     }
 }
 
+/// Whether that was so short a time ago. The clock of who wrote it down may be ahead of ours.
+fn is_within(time: Duration, asked: Option<&Time>) -> bool {
+    asked.is_some_and(|asked| now().0.duration_since(asked.0).unsigned_abs() < time)
+}
+
 /// Now, as exact as the API keeps it.
 fn now() -> Time {
     let now = Timestamp::now();
@@ -317,7 +348,8 @@ impl<C: Cloud> Reconciler for MyIngresses<C> {
         let guarded = finalizer::is_on(ingress.as_ref(), FINALIZER);
         let alb = ingress.status.as_ref().and_then(|status| status.alb.clone());
         let listeners = ingress.status.as_ref().map(|status| status.listeners.clone()).unwrap_or_default();
-        let mut pass = Pass { ingress, alb, listeners };
+        let unknown = alb.is_none();
+        let mut pass = Pass { ingress, alb, listeners, unknown };
         if pass.ingress.metadata.deletion_timestamp.is_some() {
             return if guarded { self.finish(&pass, &owner).await } else { Ok(Outcome::Done) };
         }

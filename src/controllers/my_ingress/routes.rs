@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use thiserror::Error;
 
 use super::standing::{
@@ -11,6 +12,10 @@ use super::standing::{
 };
 use crate::api::my_ingress::{Listener, ListenerStatus};
 use crate::cloud::listeners::{Health, Target};
+
+/// AWS' reasons that may come from a security group
+/// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html>).
+const MAY_BE_KEPT_OUT: [&str; 3] = ["Target.Timeout", "Target.FailedHealthChecks", "Target.ResponseCodeMismatch"];
 
 /// Why it is not known where a listener is to lead.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -31,7 +36,7 @@ pub enum Problem {
     )]
     NoNodes,
     /// The nodes are not known.
-    #[error("the nodes may not be listed: {0}")]
+    #[error("the nodes are not known: {0}")]
     NodesUnknown(String),
 }
 
@@ -87,7 +92,7 @@ pub struct Change {
     pub add: BTreeSet<Target>,
     /// These are too many.
     pub remove: BTreeSet<Target>,
-    /// These are too many, and stay until one that is wanted is healthy: nobody else takes the traffic.
+    /// These are too many, and stay while it is not known how those are that are wanted: nobody else takes the traffic.
     pub hold: BTreeSet<Target>,
 }
 
@@ -99,7 +104,9 @@ pub fn change(registered: &[Health], wanted: &BTreeSet<Target>) -> Change {
     let there: BTreeSet<_> = there().map(|it| it.target.clone()).collect();
     let (add, extra) = (wanted - &there, &there - wanted);
     let served = healthy().any(|target| wanted.contains(target));
-    if served || !healthy().any(|target| extra.contains(target)) {
+    let begins = |it: &Health| it.state == "initial" && wanted.contains(&it.target);
+    let open = !add.is_empty() || registered.iter().any(begins);
+    if served || !open || !healthy().any(|target| extra.contains(target)) {
         return Change { add, remove: extra, hold: BTreeSet::new() };
     }
     Change { add, remove: BTreeSet::new(), hold: extra }
@@ -123,19 +130,22 @@ pub struct Look {
 }
 
 impl Look {
-    /// No traffic arrives, for this reason.
-    pub fn not(port: u16, reason: &'static str, words: impl Into<String>) -> Self {
-        Self { port, reason, words: words.into(), ..Self::default() }
+    /// AWS was asked for something of it, and does not show it yet.
+    pub fn appearing(port: u16) -> Self {
+        let words = format!("AWS was asked for what port {port} needs, and does not show it yet");
+        Self { port, reason: TARGETS_INITIAL, words, changes: true, ..Self::default() }
     }
 
-    /// What the status has of it.
-    pub fn status(&self) -> ListenerStatus {
+    /// What the status has of it. AWS was last asked to create something of it then.
+    pub fn status(&self, requested_at: Option<Time>) -> ListenerStatus {
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         ListenerStatus {
             port: self.port,
             healthy: count(self.healthy),
             total: count(self.total),
             reason: self.reason.into(),
+            // It was shown for so long that it is not shown late any more.
+            requested_at: requested_at.filter(|_| !self.reason.is_empty()),
         }
     }
 }
@@ -146,29 +156,43 @@ pub fn look(port: u16, registered: &[Health], wanted: &BTreeSet<Target>, groups:
     let found: Vec<_> = wanted.iter().filter_map(|target| health.get(target)).collect();
     let healthy = found.iter().filter(|it| it.state == "healthy").count();
     // One that is new to the group has no health yet.
-    let changes = found.len() < wanted.len() || found.iter().any(|it| it.state == "initial");
+    let begins = found.len() < wanted.len() || found.iter().any(|it| it.state == "initial");
+    // AWS tells nobody when one that is ill is well again.
+    let changes = begins || healthy == 0;
     let look = Look { port, healthy, total: wanted.len(), changes, ..Look::default() };
     if healthy > 0 {
         return look;
     }
-    let ill: BTreeSet<_> = found.iter().filter(|it| it.state != "initial").map(|it| why(it)).collect();
+    let ill: Vec<_> = found.iter().filter(|it| it.state != "initial").collect();
     if ill.is_empty() {
         let words = format!("AWS has not yet found out how the targets of port {port} are");
         return Look { reason: TARGETS_INITIAL, words, ..look };
     }
-    let why = ill.into_iter().collect::<Vec<_>>().join(", ");
+    let whys: BTreeSet<_> = ill.iter().map(|it| why(it)).collect();
+    let whys = whys.into_iter().take(3).collect::<Vec<_>>().join(", ");
+    if !ill.iter().any(|it| MAY_BE_KEPT_OUT.contains(&it.reason.as_str())) {
+        return Look {
+            reason: TARGETS_UNHEALTHY,
+            words: format!("no target of port {port} is healthy ({whys})"),
+            ..look
+        };
+    }
     let node_port = wanted.first().map(|target| target.port).unwrap_or_default();
     let groups: Vec<_> = groups.iter().map(String::as_str).collect();
     let words = format!(
-        "no target of port {port} is healthy ({why}): see that the Service has Pods which answer 200 at the path of the health check, \
+        "no target of port {port} is healthy ({whys}): see that the Service has Pods which answer 200 at the path of the health check, \
          and that a security group of the nodes lets TCP {node_port} in from {}",
         groups.join(", ")
     );
     Look { reason: TARGETS_UNHEALTHY, words, ..look }
 }
 
-fn why(health: &Health) -> &str {
-    if health.reason.is_empty() { &health.state } else { &health.reason }
+fn why(health: &Health) -> String {
+    match (health.reason.as_str(), health.description.as_str()) {
+        ("", _) => health.state.clone(),
+        (reason, "") => reason.into(),
+        (reason, description) => format!("{reason}: {description}"),
+    }
 }
 
 #[cfg(test)]
@@ -192,7 +216,8 @@ mod tests {
     fn health(all: &[(&str, u16, &str)]) -> Vec<Health> {
         let one = |(instance, port, state): &(&str, u16, &str)| {
             let reason = if *state == "unhealthy" { "Target.Timeout" } else { "" };
-            Health { target: target(instance, *port), state: (*state).into(), reason: reason.into() }
+            let description = String::new();
+            Health { target: target(instance, *port), state: (*state).into(), reason: reason.into(), description }
         };
         all.iter().map(one).collect()
     }
@@ -230,7 +255,7 @@ mod tests {
         "Service web has no port 80 over TCP: it has none")]
     #[case::inside_only(Some(json!([{ "port": 80 }])), Ok(nodes(&["i-1"])), "NoNodePort", "Service web has no port on the nodes: write")]
     #[case::no_nodes(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Ok(nodes(&[])), "NoNodes", "no node can take traffic")]
-    #[case::unseen(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Err("no".into()), "NodesUnknown", "the nodes may not be listed: no")]
+    #[case::unseen(Some(json!([{ "port": 80, "nodePort": 30_001 }])), Err("no".into()), "NodesUnknown", "the nodes are not known: no")]
     fn why_it_leads_nowhere(
         #[case] ports: Option<Value>,
         #[case] nodes: Result<BTreeSet<String>, String>,
@@ -256,6 +281,8 @@ mod tests {
         &[("i-1", 30_000), ("i-2", 30_000)])]
     #[case::still_the_only_ones(&[("i-1", 30_000, "healthy"), ("i-1", 30_001, "initial"), ("i-2", 30_001, "unhealthy")], &[], &[],
         &[("i-1", 30_000)])]
+    #[case::no_hope(&[("i-1", 30_000, "healthy"), ("i-1", 30_001, "unhealthy"), ("i-2", 30_001, "unhealthy")], &[],
+        &[("i-1", 30_000)], &[])]
     #[case::none_serves(&[("i-1", 30_000, "unhealthy")], &[("i-1", 30_001), ("i-2", 30_001)], &[("i-1", 30_000)], &[])]
     fn what_is_done_about_targets(
         #[case] registered: &[(&str, u16, &str)],
@@ -274,7 +301,7 @@ mod tests {
     #[case::one_is_enough(&[("i-1", 30_001, "healthy"), ("i-2", 30_001, "unhealthy")], 1, "", false)]
     #[case::one_more_soon(&[("i-1", 30_001, "healthy"), ("i-2", 30_001, "initial")], 1, "", true)]
     #[case::others_do_not_count(&[("i-9", 30_001, "healthy"), ("i-1", 30_001, "unhealthy"), ("i-2", 30_001, "unused")], 0, "TargetsUnhealthy",
-        false)]
+        true)]
     #[case::the_other_may_be_well(&[("i-1", 30_001, "unhealthy"), ("i-2", 30_001, "initial")], 0, "TargetsUnhealthy", true)]
     fn how_a_listener_is(
         #[case] registered: &[(&str, u16, &str)],
@@ -284,7 +311,8 @@ mod tests {
     ) {
         let wanted = targets(&[("i-1", 30_001), ("i-2", 30_001)]);
         let look = look(443, &health(registered), &wanted, &["sg-1".to_owned(), "sg-2".to_owned()].into());
-        assert_eq!(look.status(), ListenerStatus { port: 443, healthy, total: 2, reason: reason.into() });
+        let status = ListenerStatus { port: 443, healthy, total: 2, reason: reason.into(), requested_at: None };
+        assert_eq!(look.status(None), status);
         assert_eq!((look.changes, look.words.is_empty()), (changes, reason.is_empty()));
         if reason == TARGETS_UNHEALTHY {
             let rule = "lets TCP 30001 in from sg-1, sg-2";

@@ -45,6 +45,7 @@ impl<C: Cloud> MyIngresses<C> {
             }
         })?;
         pass.alb = Some(Alb { arn: Some(created.arn.clone()), ..asked });
+        pass.unknown = false;
         // The answer may be somebody else's balancer that has these very settings.
         self.look(pass, mark, wanted, created, true).await
     }

@@ -50,7 +50,9 @@ pub const TARGETS_INITIAL: &str = "TargetsInitial";
 pub const TARGETS_UNHEALTHY: &str = "TargetsUnhealthy";
 
 /// The reasons that nobody has to do anything about.
-pub const PASSING: [&str; 4] = [SUSPENDED, CREATING, PROVISIONING, DELETING];
+pub const PASSING: [&str; 5] = [SUSPENDED, CREATING, PROVISIONING, TARGETS_INITIAL, DELETING];
+/// The reasons for which nothing arrives anywhere.
+const NOWHERE: [&str; 4] = [CREATING, FAILED, CONFLICT, NAME_TAKEN];
 /// The reasons that are ours; any other is AWS' ([`crate::cloud::fault`]).
 pub const REASONS: [&str; 22] = [
     READY,
@@ -131,9 +133,16 @@ impl Standing {
     ) -> MyIngressStatus {
         let mut conditions = before.map(|before| before.conditions.clone()).unwrap_or_default();
         conditions::set(&mut conditions, READY, self.ready, self.reason, &self.message, generation, now);
+        let nowhere = NOWHERE.contains(&self.reason);
+        let listener = |it: &ListenerStatus| {
+            if !nowhere {
+                return it.clone();
+            }
+            ListenerStatus { healthy: 0, reason: self.reason.into(), ..it.clone() }
+        };
         MyIngressStatus {
             alb: self.alb.clone(),
-            listeners: listeners.to_vec(),
+            listeners: listeners.iter().map(listener).collect(),
             observed_generation: Some(generation),
             conditions,
         }

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::common::REQUESTED_AT;
 use crate::cloud::action::MANAGED_BY;
-use crate::cloud::{Balancer, Tags};
+use crate::cloud::{self, Balancer, Tags};
 use crate::runtime::ownership::{ADOPT_BY, Claim, Foreign, OWNER, OWNER_UID, Owner};
 
 /// Tag: UID of the namespace kube-system of the cluster whose balancer it is.
@@ -68,10 +68,14 @@ impl Mark<'_> {
             (Some(_), Some(owner)) if *owner != self.owner.path() => format!("belonged to MyIngress {}", short(owner)),
             _ => "is not ours".into(),
         };
+        format!("load balancer {name} {whose} and is left alone; {}", self.hand_over(&balancer.arn))
+    }
+
+    /// How something in AWS is handed over to it.
+    pub fn hand_over(&self, arn: &str) -> String {
         format!(
-            "load balancer {name} {whose} and is left alone; to hand it over: aws elbv2 add-tags --resource-arns {} --tags \
-             Key={ADOPT_BY},Value={} && {}",
-            balancer.arn,
+            "to hand it over: {} add-tags --resource-arns {arn} --tags Key={ADOPT_BY},Value={} && {}",
+            cloud::command(arn),
             self.owner.path(),
             self.again(),
         )
@@ -163,10 +167,10 @@ mod tests {
     #[case(&[(CLUSTER, "c1"), (OWNER, "a/web"), (OWNER_UID, "u9")], "load balancer web-alb belonged to MyIngress a/web")]
     fn a_conflict_says_whose_it_is_and_how_it_is_handed_over(#[case] pairs: &[(&str, &str)], #[case] start: &str) {
         let owner = owner();
-        let balancer = Balancer { arn: "arn:1".into(), ..Balancer::default() };
+        let balancer = Balancer { arn: "arn:aws:elb:eu-1:1:a".into(), ..Balancer::default() };
         let words = Mark { owner: &owner, cluster: "c1" }.conflict(&balancer, "web-alb", &tags(pairs));
-        let command = " and is left alone; to hand it over: aws elbv2 add-tags --resource-arns arn:1 --tags \
-            Key=quartermaster.dev/adopt-by,Value=shop/web && kubectl annotate myingress web -n shop \
+        let command = " and is left alone; to hand it over: aws --region eu-1 elbv2 add-tags --resource-arns \
+            arn:aws:elb:eu-1:1:a --tags Key=quartermaster.dev/adopt-by,Value=shop/web && kubectl annotate myingress web -n shop \
             quartermaster.dev/requested-at=\"$(date +%s)\" --overwrite";
         assert_eq!(words, format!("{start}{command}"));
     }

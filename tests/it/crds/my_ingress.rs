@@ -120,7 +120,7 @@ fn cases() -> Vec<Case> {
         (leads_to("{name: shop}"), "spec.listeners[0].service.port: |Required"),
         (leads_to("{port: 80}"), "spec.listeners[0].service.name: |Required"),
         (leads_to("{name: '', port: 80}"), BAD_SERVICE),
-        (leads_to("{name: 1shop, port: 80}"), BAD_SERVICE),
+        (leads_to("{name: 1shop, port: 80}"), ""),
         (leads_to("{name: Shop, port: 80}"), BAD_SERVICE),
         (leads_to("{name: a.b, port: 80}"), BAD_SERVICE),
         (leads_to(&format!("{{name: {}, port: 80}}", "a".repeat(63))), ""),
@@ -206,4 +206,8 @@ async fn every_field_of_a_my_ingress_at_its_boundary() {
             patched => assert!(patched.is_ok() && taken, "{name} {scheme}"),
         }
     }
+    // Nor by way of no spec at all.
+    let bare = Patch::Merge(json!({ "spec": null }));
+    let Err(Error::Api(said)) = api.patch("inside", &PatchParams::default(), &bare).await else { panic!() };
+    assert!(said.message.contains("write a spec"), "{}", said.message);
 }

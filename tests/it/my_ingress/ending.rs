@@ -61,7 +61,7 @@ async fn a_protected_balancer_is_not_deleted() {
     site.bed.delete::<MyIngress>("web").await;
     let words = site.says("web", "DeletionProtected").await;
     let command = format!(
-        "aws elbv2 modify-load-balancer-attributes --load-balancer-arn {} --attributes \
+        "aws --region us-east-1 elbv2 modify-load-balancer-attributes --load-balancer-arn {} --attributes \
          Key=deletion_protection.enabled,Value=false && kubectl annotate myingress web -n {}",
         made.arn, site.bed.namespace
     );

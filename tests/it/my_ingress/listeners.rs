@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Service;
 use testbed::aws::{Listener, TargetGroup};
 
 use super::nodes::{EXCLUDED, http, never_led_nowhere};
+use super::ownership::hand_over;
 use super::*;
 
 #[tokio::test]
@@ -33,7 +34,7 @@ async fn traffic_follows_the_nodes() {
     site.node_goes("i-3").await;
     let words = site.says("web", "NoNodes").await;
     assert!(words.contains(EXCLUDED), "{words}");
-    site.tells(&[(80, 0, 0, "NoNodes")]).await;
+    site.tells(&[(80, 1, 1, "NoNodes")]).await;
     site.arrives(80, &[("i-3", 30_080)]).await;
     site.exclude("i-2", false).await;
     site.arrives(80, &[("i-2", 30_080)]).await;
@@ -79,7 +80,7 @@ async fn traffic_follows_the_service_and_the_spec() {
     assert!(words.contains("type: NodePort"), "{words}");
     site.bed.delete::<Service>("shop").await;
     site.says("web", "ServiceNotFound").await;
-    site.tells(&[(80, 0, 0, "ServiceNotFound")]).await;
+    site.tells(&[(80, 2, 2, "ServiceNotFound")]).await;
     site.arrives(80, &at(30_081)).await;
     site.service("shop", 30_082).await;
     site.arrives(80, &at(30_082)).await;
@@ -219,6 +220,39 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     site.ready("web").await;
     assert!(site.groups().await.iter().any(|it| it.arn == squatter && it.tags.is_empty()));
 
+    // Both are handed over by a tag.
+    site.respec("web", json!({ "listeners": [http(443, "shop"), http(9000, "shop"), http(81, "shop")] })).await;
+    hand_over(&site, &site.says("web", "ListenerConflict").await).await;
+    let words = until("the other is in the way", SOON, async || {
+        let words = site.says("web", "ListenerConflict").await;
+        Ok(words.contains(&squatter).then_some(words))
+    });
+    hand_over(&site, &words.await.unwrap()).await;
+    site.arrives(9000, &[("i-1", 30_080)]).await;
+    site.arrives(81, &[("i-1", 30_080)]).await;
+    site.ready("web").await;
+    let taken = site.listening().await;
+    assert!(taken.iter().all(|it| it.tags == made.tags) && taken.iter().any(|it| it.arn == foreign));
+    assert_eq!(site.groups().await.iter().find(|it| it.arn == squatter).unwrap().tags, made.tags);
+    // They are ours: their tags are put right, and they go when they are not wanted any more.
+    for arn in [&foreign, &squatter] {
+        site.aws.untag(arn, "ManagedBy").await.unwrap();
+    }
+    site.look_again("web").await;
+    until("they bear our tags again", SOON, async || {
+        let listeners = site.listening().await;
+        let listener = listeners.iter().find(|it| it.arn == foreign).unwrap();
+        let groups = site.groups().await;
+        let group = groups.iter().find(|it| it.arn == squatter).unwrap();
+        Ok((listener.tags == made.tags && group.tags == made.tags).then_some(()))
+    })
+    .await
+    .unwrap();
+    site.respec("web", json!({ "listeners": [http(443, "shop")] })).await;
+    site.ready("web").await;
+    assert!(!site.groups().await.iter().any(|it| it.arn == squatter));
+    assert!(!site.listening().await.iter().any(|it| it.arn == foreign));
+
     // AWS refuses one: the other is served.
     let mut bad = secure("arn:aws:acm:us-east-1:123456789012:certificate/none", Value::Null, Value::Null);
     bad["listeners"].as_array_mut().unwrap().push(http(82, "shop"));
@@ -276,9 +310,14 @@ async fn unhealthy_targets_are_said_with_the_rule_that_they_need() {
     let words = site.says("web", "TargetsUnhealthy").await;
     let mut named = groups.clone();
     named.sort();
-    assert!(words.contains("(Target.Timeout)"), "{words}");
+    assert!(words.contains("(Target.Timeout"), "{words}");
     assert!(words.contains(&format!("lets TCP 30080 in from {}", named.join(", "))), "{words}");
     site.tells(&[(80, 0, 2, "TargetsUnhealthy")]).await;
+    // Another port on the nodes: even then no listener leads nowhere.
+    let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_081 }] } });
+    site.bed.patch::<Service>("shop", ports).await;
+    site.arrives(80, &[("i-1", 30_081), ("i-2", 30_081)]).await;
+    never_led_nowhere(&site.aws.calls());
     // One is enough.
     site.aws.health(&group.arn, "i-2", "healthy", "").unwrap();
     site.ready("web").await;

@@ -1,5 +1,6 @@
 //! Nothing of a listener stays behind, whatever happens in between, and nothing goes that is not ours.
 
+use rstest::rstest;
 use testbed::aws::{Fault, On, Point, Times};
 
 use super::kills::killed_at;
@@ -10,8 +11,11 @@ use crate::support::at_each_write;
 impl Site {
     /// Waits until nothing is left, but for these target groups.
     async fn all_gone(&self, but: &[&str]) {
+        // One group a page.
+        self.aws.page_size(1);
         self.bed.delete::<MyIngress>("web").await;
         self.gone("web").await;
+        self.aws.page_size(400);
         let left: Vec<_> = self.groups().await.into_iter().map(|group| group.name).collect();
         assert_eq!(left, but);
     }
@@ -34,6 +38,8 @@ async fn the_groups_go_with_the_balancer() {
     let order = site.aws.fault(On::action("DeleteTargetGroup"), Times::First(3), busy);
     site.all_gone(&["theirs"]).await;
     assert_eq!((order.hits(), site.aws.balancers().await.unwrap().len()), (3, 0));
+    site.bed.event("web", "Gone").await;
+    assert_eq!(site.bed.events("web", "Gone").await.len(), 1, "once, however often a group is asked for");
 
     // Somebody deleted the balancer.
     site.with_listener().await;
@@ -55,7 +61,7 @@ async fn the_groups_go_with_the_balancer() {
     let other = json!({ "suspend": null, "subnets": testbed::aws::OTHER_SUBNETS });
     site.respec("web", other).await;
     // The node is not in that network.
-    site.says("web", "InProgress").await;
+    site.says("web", "TargetsRefused").await;
     let moved = site.groups().await.into_iter().find(|group| group.arn != theirs).unwrap();
     assert_eq!((&moved.name, moved.vpc), (&group.name, site.aws.other_vpc()));
     site.all_gone(&["theirs"]).await;
@@ -72,6 +78,50 @@ async fn the_groups_go_with_the_balancer() {
     left.sort_unstable();
     site.all_gone(&left).await;
     assert_eq!(site.aws.route("web-alb", 80), [("i-1".to_owned(), 30_080)]);
+}
+
+/// Each call is refused, or its answer is lost, once: in the end all is as if nothing had been.
+#[rstest]
+#[case::throttled(Fault::Throttled)]
+#[case::failing(Fault::internal_failure())]
+#[case::cut_after(Fault::CutAfter)]
+#[tokio::test]
+async fn each_call_fails_once(#[case] fault: Fault) {
+    let site = Site::with_nodes("faults", &["i-1", "i-2"]).await;
+    let _operator = site.reaching().await;
+    let calls = [
+        "DescribeListeners",
+        "DescribeTargetGroups",
+        "DescribeTargetHealth",
+        "CreateTargetGroup",
+        "ModifyTargetGroup",
+        "RegisterTargets",
+        "DeregisterTargets",
+        "CreateListener",
+        "ModifyListener",
+        "DeleteListener",
+        "DeleteTargetGroup",
+    ];
+    let orders = calls.map(|call| site.aws.fault(On::action(call), Times::First(1), fault.clone()));
+    site.service("shop", 30_080).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop"), http(81, "shop")] })).await;
+    site.arrives(80, &[("i-1", 30_080), ("i-2", 30_080)]).await;
+    site.arrives(81, &[("i-1", 30_080), ("i-2", 30_080)]).await;
+    site.ready("web").await;
+    site.node_goes("i-2").await;
+    site.arrives(80, &[("i-1", 30_080)]).await;
+    let mut secure = http(80, "shop");
+    (secure["protocol"], secure["healthCheckPath"]) = (json!("HTTPS"), json!("/healthz"));
+    secure["certificateArn"] = site.aws.certificate().await.unwrap().into();
+    site.respec("web", json!({ "listeners": [secure] })).await;
+    site.ready("web").await;
+    let listening = site.listening().await;
+    assert_eq!((listening.len(), &*listening[0].protocol, site.groups().await.len()), (1, "HTTPS", 1));
+    never_led_nowhere(&site.aws.calls());
+    site.all_gone(&[]).await;
+    for (call, order) in calls.iter().zip(orders) {
+        assert!(order.hits() >= 1, "{call} was never called");
+    }
 }
 
 /// A port that is half made when its operator dies, and not wanted any more when the next one starts.

@@ -17,12 +17,14 @@ mod calls;
 mod drift;
 mod ending;
 mod kills;
+mod late;
 mod listeners;
 mod listeners_ending;
 mod nodes;
 mod outages;
 mod ownership;
 mod rest;
+mod stale;
 mod walkthrough;
 
 /// The document's subnets, which the testbed has.

@@ -68,7 +68,10 @@ impl Site {
             Ok((last == at).then_some(()))
         })
         .await;
-        arrived.unwrap_or_else(|error| panic!("{error:#}; it leads to {last:?}"));
+        if let Err(error) = arrived {
+            let ingress: MyIngress = self.bed.api().get("web").await.unwrap();
+            panic!("{error:#}; it leads to {last:?}; {:?}", ingress.status);
+        }
     }
 
     /// What `web` listens on.
@@ -89,16 +92,14 @@ impl Site {
 
     /// Waits until the status says just this of the listeners: port, healthy, total, reason.
     pub(super) async fn tells(&self, listeners: &[(u16, u32, u32, &str)]) {
+        let told = |it: &ListenerStatus| (it.port, it.healthy, it.total, it.reason.clone());
         let expected: Vec<_> = listeners
             .iter()
-            .map(|(port, healthy, total, reason)| ListenerStatus {
-                port: *port,
-                healthy: *healthy,
-                total: *total,
-                reason: (*reason).into(),
-            })
+            .map(|(port, healthy, total, reason)| (*port, *healthy, *total, (*reason).into()))
             .collect();
-        let tells = |ingress: &MyIngress| ingress.status.as_ref().is_some_and(|status| status.listeners == expected);
+        let tells = |ingress: &MyIngress| {
+            ingress.status.as_ref().is_some_and(|status| status.listeners.iter().map(told).eq(expected.iter().cloned()))
+        };
         self.bed.until("web", &format!("tells {listeners:?}"), tells).await;
     }
 }

@@ -1,6 +1,6 @@
 //! Whose a balancer is: what is not ours is never changed, never deleted, never claimed.
 
-use testbed::aws::{On, Point};
+use testbed::aws::{On, Point, REGION};
 use testbed::proxy::{Fault, Match, Then, Times, Verb};
 
 use super::*;
@@ -12,16 +12,16 @@ const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
 /// Keys and values.
 type Tags<'a> = &'a [(&'a str, &'a str)];
 
-/// Carries out the command that a condition shows, word for word.
-async fn hand_over(site: &Site, words: &str) {
+/// Carries out the first command that a condition shows, word for word.
+pub(super) async fn hand_over(site: &Site, words: &str) {
     let (_, commands) = words.split_once("to hand it over: ").unwrap();
     let (aws, kubectl) = commands.split_once(" && ").unwrap();
     let aws: Vec<_> = aws.split(' ').collect();
-    assert_eq!(aws[..4], ["aws", "elbv2", "add-tags", "--resource-arns"]);
-    assert_eq!(aws[5], "--tags");
-    let (key, value) = aws[6].strip_prefix("Key=").unwrap().split_once(",Value=").unwrap();
-    site.aws.tag(aws[4], key, value).await.unwrap();
-    let again = kubectl.strip_prefix("kubectl ").unwrap().replace("\"$(date +%s)\"", "1");
+    assert_eq!(aws[..6], ["aws", "--region", REGION, "elbv2", "add-tags", "--resource-arns"]);
+    assert_eq!(aws[7], "--tags");
+    let (key, value) = aws[8].strip_prefix("Key=").unwrap().split_once(",Value=").unwrap();
+    site.aws.tag(aws[6], key, value).await.unwrap();
+    let again = kubectl.strip_prefix("kubectl ").unwrap().replace("\"$(date +%s)\"", &uuid::Uuid::new_v4().to_string());
     site.bed.plane.run_kubectl(&again.split(' ').collect::<Vec<_>>(), "").await.unwrap();
 }
 

@@ -1,0 +1,230 @@
+//! Has one listener be there, and lead to the nodes.
+//!
+//! The order never leaves it pointing at nothing: a target group has its targets before a listener leads to it, and new targets
+//! come before old ones go.
+
+use std::collections::BTreeSet;
+
+use kube::Resource;
+
+use super::dropping::prefix;
+use super::found::{Found, Whose};
+use super::routes::{self, Look, Problem};
+use super::standing::LISTENER_CONFLICT;
+use super::tags::Mark;
+use super::{Error, MyIngresses, Pass};
+use crate::api::my_ingress::Listener;
+use crate::cloud::listeners::{self, Group, Health, Target, WantedGroup, WantedListener};
+use crate::cloud::{Balancer, Cloud, Fault, fault};
+
+/// The policy that AWS gives an HTTPS listener which is created without one. One that becomes HTTPS has to be given one
+/// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_ModifyListener.html>).
+const DEFAULT_POLICY: &str = "ELBSecurityPolicy-2016-08";
+
+/// What all listeners of a balancer have in common.
+pub(super) struct Scene<'a> {
+    pub mark: &'a Mark<'a>,
+    pub balancer: &'a Balancer,
+    pub found: &'a Found,
+}
+
+/// A target group that is looked for.
+enum Had {
+    /// It is ours, or may be.
+    Group(Group, Whose),
+    /// Somebody else has its name.
+    Foreign(Group),
+    /// AWS was asked for it, and does not show it, or whose it is, yet.
+    NotShown,
+}
+
+/// What came of it that targets were to be added.
+struct Added {
+    /// Some were.
+    any: bool,
+    /// AWS will not have these.
+    refused: BTreeSet<Target>,
+}
+
+impl<C: Cloud> MyIngresses<C> {
+    /// Serves one listener.
+    pub(super) async fn serve(
+        &self,
+        pass: &mut Pass,
+        scene: &Scene<'_>,
+        listener: &Listener,
+        route: Result<BTreeSet<Target>, Problem>,
+    ) -> Result<Look, Error> {
+        let Scene { mark, balancer, found } = scene;
+        let port = listener.port;
+        let there = found.listener(port);
+        if let Some(foreign) = there.filter(|there| !found.whose.may_be_had(&there.arn)) {
+            if found.whose.is_bare(&foreign.arn) && self.may_yet_show(pass, port) {
+                return Ok(Look::appearing(port));
+            }
+            let words = format!(
+                "port {port} of the load balancer has a listener that is not ours, which is left alone: delete it, or choose another \
+                 port; {}",
+                mark.hand_over(&foreign.arn)
+            );
+            return Ok(pass.look(port, LISTENER_CONFLICT, words));
+        }
+        let route = match route {
+            Ok(route) => route,
+            // What is there stays as it is: it may be right again in a moment.
+            Err(problem) => return Ok(pass.look(port, problem.reason(), problem.to_string())),
+        };
+        let (group, whose) = match self.group(pass, scene, listener).await? {
+            Had::Group(group, whose) => (group, whose),
+            Had::NotShown => return Ok(Look::appearing(port)),
+            Had::Foreign(group) => {
+                let words = format!(
+                    "target group {}, which port {port} needs, is not ours: delete it; {}",
+                    group.name,
+                    mark.hand_over(&group.arn)
+                );
+                return Ok(pass.look(port, LISTENER_CONFLICT, words));
+            }
+        };
+        self.brand(mark, &whose, &group.arn).await?;
+        if group.health_check_path != listener.health_check_path() {
+            self.cloud.set_health_check(&group.arn, listener.health_check_path()).await?;
+        }
+        let mut registered = self.cloud.targets(&group.arn).await?;
+        let change = routes::change(&registered, &route);
+        let added = self.register(&group, &registered, &route, change.add.clone()).await?;
+        let turned = self.lead(pass, scene, listener, there, &group).await?;
+        if !change.remove.is_empty() {
+            self.cloud.deregister(&group.arn, &change.remove).await?;
+        }
+        // What AWS said of these was said before.
+        registered.retain(|it| !turned && !change.add.contains(&it.target));
+        let look = routes::look(port, &registered, &(&route - &added.refused), &balancer.security_groups);
+        let changes = look.changes || added.any || !change.hold.is_empty();
+        Ok(Look { total: route.len(), changes, ..look })
+    }
+
+    /// Has the listener lead to the group; whether it led elsewhere, or there was none.
+    async fn lead(
+        &self,
+        pass: &mut Pass,
+        scene: &Scene<'_>,
+        listener: &Listener,
+        there: Option<&listeners::Listener>,
+        group: &Group,
+    ) -> Result<bool, Error> {
+        let port = listener.port;
+        let mut wanted = WantedListener {
+            port,
+            protocol: listener.protocol().into(),
+            certificate: listener.certificate_arn.clone(),
+            ssl_policy: listener.ssl_policy.clone(),
+            group: group.arn.clone(),
+        };
+        let tell = |pass: &Pass, words: String| {
+            self.events.normal(pass.ingress.object_ref(&()), "Update", "Updated", words);
+        };
+        let Some(there) = there else {
+            self.announce(pass, port).await?;
+            self.cloud.create_listener(&scene.balancer.arn, &wanted, &scene.mark.tags()).await?;
+            tell(pass, format!("load balancer listens on port {port}"));
+            return Ok(true);
+        };
+        self.brand(scene.mark, &scene.found.whose, &there.arn).await?;
+        if !differs(there, &wanted) {
+            return Ok(false);
+        }
+        if wanted.protocol == "HTTPS" && there.protocol != "HTTPS" {
+            wanted.ssl_policy.get_or_insert_with(|| DEFAULT_POLICY.into());
+        }
+        self.cloud.modify_listener(&there.arn, &wanted).await?;
+        tell(pass, format!("listener of port {port} put right"));
+        Ok(there.group.as_ref() != Some(&group.arn))
+    }
+
+    /// The target group of a listener, made if there is none.
+    async fn group(&self, pass: &mut Pass, scene: &Scene<'_>, listener: &Listener) -> Result<Had, Error> {
+        let Scene { mark, balancer, found } = scene;
+        let (port, name) = (listener.port, format!("{}{}", prefix(mark), listener.port));
+        let there = match found.groups.iter().find(|group| group.name == name) {
+            Some(led_to) => Some((led_to.clone(), found.whose.clone())),
+            None => match self.cloud.group(&name).await? {
+                Some(group) => {
+                    let whose = self.whose(mark, vec![group.arn.clone()]).await?;
+                    Some((group, whose))
+                }
+                None => None,
+            },
+        };
+        if let Some((group, whose)) = there {
+            if !whose.may_be_had(&group.arn) {
+                let late = whose.is_bare(&group.arn) && self.may_yet_show(pass, port);
+                return Ok(if late { Had::NotShown } else { Had::Foreign(group) });
+            }
+            if group.vpc == balancer.vpc {
+                return Ok(Had::Group(group, whose));
+            }
+            if !whose.is_ours(&group.arn) {
+                return Ok(Had::Foreign(group));
+            }
+            // It is that of a balancer of ours which somebody deleted.
+            self.cloud.delete_group(&group.arn).await?;
+        }
+        let wanted = WantedGroup {
+            name,
+            vpc: balancer.vpc.clone(),
+            // Each target has its own.
+            port: 80,
+            health_check_path: listener.health_check_path().into(),
+            tags: mark.tags(),
+        };
+        self.announce(pass, port).await?;
+        let group = self.cloud.create_group(&wanted).await?;
+        // The answer may be somebody else's group that has these very settings.
+        match self.whose(mark, vec![group.arn.clone()]).await {
+            Ok(whose) if whose.is_ours(&group.arn) => Ok(Had::Group(group, whose)),
+            Ok(whose) if !whose.is_bare(&group.arn) => Ok(Had::Foreign(group)),
+            Err(fault) if !fault.is(fault::GROUP_NOT_FOUND) => Err(fault.into()),
+            _ => Ok(Had::NotShown),
+        }
+    }
+
+    /// Adds these targets, but for those that AWS will not have: an instance that ended a moment before its node does.
+    async fn register(
+        &self,
+        group: &Group,
+        registered: &[Health],
+        route: &BTreeSet<Target>,
+        mut add: BTreeSet<Target>,
+    ) -> Result<Added, Fault> {
+        let mut refused = BTreeSet::new();
+        let stay = registered.iter().filter(|it| it.state != "draining" && route.contains(&it.target)).count();
+        while !add.is_empty() {
+            let fault = match self.cloud.register(&group.arn, &add).await {
+                Ok(()) => return Ok(Added { any: true, refused }),
+                Err(fault) => fault,
+            };
+            let named: BTreeSet<_> = add.iter().filter(|it| names(&fault.message, &it.instance)).cloned().collect();
+            let left = &add - &named;
+            if !fault.is(fault::INVALID_TARGET) || named.is_empty() || left.len() + stay == 0 {
+                return Err(fault);
+            }
+            refused.extend(named);
+            add = left;
+        }
+        Ok(Added { any: false, refused })
+    }
+}
+
+/// Whether the words name this instance, and not one whose ID goes on.
+fn names(words: &str, instance: &str) -> bool {
+    words.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').any(|word| word == instance)
+}
+
+/// What is not said is nobody's business.
+fn differs(there: &listeners::Listener, wanted: &WantedListener) -> bool {
+    there.protocol != wanted.protocol
+        || there.certificate != wanted.certificate
+        || (wanted.ssl_policy.is_some() && there.ssl_policy != wanted.ssl_policy)
+        || there.group.as_ref() != Some(&wanted.group)
+}

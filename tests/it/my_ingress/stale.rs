@@ -1,0 +1,111 @@
+//! What an operator knows may be of the past: its cache is behind, or another one leads by now.
+
+use testbed::proxy::{Fault, Match, Point, Then, Times, Verb};
+use tokio::sync::Notify;
+
+use super::*;
+
+/// One who has its name now has its balancer too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deletion_of_the_past_deletes_nothing() {
+    let site = Site::new("past").await;
+    let (proxy, file) = site.bed.through_proxy().await;
+    let _operator = Operator::start(&site.bed, site.settings().kubeconfig(file)).await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    let made = site.balancer("web").await.unwrap();
+    site.aws.protect(&made.arn, true).await.unwrap();
+    site.bed.delete::<MyIngress>("web").await;
+    site.says("web", "DeletionProtected").await;
+
+    let frozen = proxy.freeze(Match::watch("myingresses"));
+    site.bed.patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } })).await;
+    site.gone("web").await;
+    frozen.wait_for_hits(1, SOON).await.unwrap();
+    let new = site.ingress("web", json!({})).await;
+    site.aws.tag(&made.arn, "quartermaster.dev/owner-uid", &new.uid().unwrap()).await.unwrap();
+    proxy.forget();
+    site.aws.protect(&made.arn, false).await.unwrap();
+    let asked = Match::verb(Verb::Get).resource("myingresses").name("web");
+    until("it has asked whether the one that it knows is there", SOON, async || {
+        Ok((proxy.count(&asked) > 0 || site.balancer("web").await.is_none()).then_some(()))
+    })
+    .await
+    .unwrap();
+    frozen.take_back();
+    site.ready("web").await;
+    assert_eq!(site.balancer("web").await.unwrap().arn, made.arn);
+}
+
+/// Nor is it taken back from who has the name now, although nobody has the UID that it bears as far as the cache shows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resource_of_the_past_takes_nothing_back() {
+    let site = Site::new("restored-past").await;
+    let (proxy, file) = site.bed.through_proxy().await;
+    let _operator = Operator::start(&site.bed, site.settings().kubeconfig(file).flag("--aws-resync=1s")).await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    let made = site.balancer("web").await.unwrap();
+    let frozen = proxy.freeze(Match::watch("myingresses"));
+    site.respec("web", json!({ "suspend": true })).await;
+    frozen.wait_for_hits(1, SOON).await.unwrap();
+    site.bed.delete::<MyIngress>("web").await;
+    site.bed.patch::<MyIngress>("web", json!({ "metadata": { "finalizers": null } })).await;
+    site.gone("web").await;
+    let new = site.ingress("web", json!({})).await.uid().unwrap();
+    let asked = Match::verb(Verb::Get).resource("myingresses").name("web");
+    proxy.forget();
+    site.aws.tag(&made.arn, "quartermaster.dev/owner-uid", &new).await.unwrap();
+    let bears = async || site.balancer("web").await.unwrap().tags["quartermaster.dev/owner-uid"].clone();
+    until("it has asked whether the one that it knows is there", SOON, async || {
+        Ok((proxy.count(&asked) > 0 || bears().await != new).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(bears().await, new);
+    frozen.take_back();
+    site.ready("web").await;
+    assert_eq!(bears().await, new);
+}
+
+/// It is frozen between the note in the status and the call that it announces.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_leads_next_goes_on_where_the_other_was_stopped() {
+    let bed = Bed::own_with(testbed::Options::apiserver_only(), "leaders").await;
+    let site = Site { bed, aws: Aws::start().await.unwrap() };
+    let candidate = || {
+        let flags =
+            ["--leader-elect", "--lease-duration=3s", "--lease-renew-deadline=2s", "--lease-retry-period=200ms"];
+        flags.iter().fold(site.settings(), |settings, flag| settings.flag(flag))
+    };
+    let (proxy, file) = site.bed.through_proxy().await;
+    let mut leader = Operator::start(&site.bed, candidate().kubeconfig(file)).await;
+    until("it leads", SOON, async || {
+        let led = "leader_election_master_status{name=\"quartermaster\"} 1";
+        Ok(leader.metrics().await.contains(led).then_some(()))
+    })
+    .await
+    .unwrap();
+    let note = Match::verb(Verb::Patch).resource("myingresses").subresource("status");
+    let thawed = Arc::new(Notify::new());
+    let held = {
+        let thawed = Arc::clone(&thawed);
+        let wait = move |_| {
+            let thawed = Arc::clone(&thawed);
+            async move {
+                thawed.notified().await;
+                Then::GoOn
+            }
+        };
+        proxy.inject(note, Times::First(1), Fault::hook(Point::AfterApplied, wait))
+    };
+    site.ingress("web", json!({})).await;
+    held.wait_for_hits(1, SOON).await.unwrap();
+    leader.child().freeze().unwrap();
+    let _next = Operator::start(&site.bed, candidate()).await;
+    site.ready("web").await;
+    thawed.notify_one();
+    leader.child().thaw().unwrap();
+    leader.child().wait(SOON).await.unwrap();
+    assert_eq!(counted(&site.aws.calls())["CreateLoadBalancer"], 1);
+}
