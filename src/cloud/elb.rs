@@ -1,6 +1,6 @@
 //! Load balancers of AWS, through its Elastic Load Balancing API, version 2.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use aws_config::BehaviorVersion;
@@ -10,12 +10,13 @@ use aws_sdk_elasticloadbalancingv2::Client;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_elasticloadbalancingv2::types::{
     IpAddressType, LoadBalancer, LoadBalancerSchemeEnum, LoadBalancerStateEnum, LoadBalancerTypeEnum, Tag,
-    TagDescription,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use self::describe::{DescribeLoadBalancers, DescribeTags};
+use self::together::Together;
 use super::action::Action;
 use super::fault::{self, Fault};
 use super::pace::{self, Pace, Rate};
@@ -25,12 +26,16 @@ use crate::runtime::leader::Fence;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::Class;
 
+mod describe;
 mod listeners;
+mod together;
 
 /// Asks AWS. Region, credentials and endpoint are what the SDK finds
 /// (<https://docs.aws.amazon.com/sdkref/latest/guide/standardized-credentials.html>), and are looked for at the first call.
 pub struct Elb {
     connection: Mutex<Connection>,
+    balancers: Together<Balancer>,
+    tags: Together<Tags>,
     pace: Pace,
     fence: Fence,
     metrics: Metrics,
@@ -52,7 +57,8 @@ impl Elb {
         let reads = Rate { burst: pace::READ_BURST, period: timings.aws_read_period };
         let writes = Rate { burst: pace::WRITE_BURST, period: timings.aws_write_period };
         let pace = Pace::new(reads, writes);
-        Self { connection: Mutex::new(Connection::None), pace, fence, metrics, timeout: timings.aws_timeout }
+        let (connection, timeout) = (Mutex::new(Connection::None), timings.aws_timeout);
+        Self { connection, balancers: Together::new(), tags: Together::new(), pace, fence, metrics, timeout }
     }
 
     /// The client, and the region that it asks.
@@ -102,16 +108,35 @@ impl Elb {
     {
         let (client, _) = self.client().await?;
         self.pace.turn(action).await;
+        self.send(&client, action, send).await
+    }
+
+    /// Makes a call whose turn it is.
+    async fn send<T, E>(
+        &self,
+        client: &Client,
+        action: Action,
+        send: impl AsyncFnOnce(&Client) -> Result<T, SdkError<E, HttpResponse>>,
+    ) -> Result<T, Fault>
+    where
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+    {
         if !self.fence.held() {
             return Err(Fault::unsent(Class::Conflict, "NotLeading", "this replica does not lead any more"));
         }
-        let answer = send(&client).await.map_err(Fault::from);
+        let answer = send(client).await.map_err(Fault::from);
         self.metrics.aws_request(action.name(), answer.as_ref().map_or_else(Fault::label, |_| "OK"));
         if answer.as_ref().is_err_and(|fault| fault.reason == fault::CREDENTIALS_MISSING) {
             // The SDK reads a profile's files once.
             *self.connection.lock().await = Connection::None;
         }
         answer
+    }
+
+    /// The tags of these, no more than can be asked for at once.
+    async fn tags_together(&self, arns: BTreeSet<String>) -> Result<BTreeMap<String, Tags>, Fault> {
+        let (client, _) = self.client().await?;
+        self.tags.ask(arns, &DescribeTags(self, client)).await
     }
 }
 
@@ -121,28 +146,20 @@ impl Balancers for Elb {
     }
 
     async fn find(&self, name: &str) -> Result<Option<Balancer>, Fault> {
-        let described = self
-            .call(Action::DescribeLoadBalancers, async |client| {
-                client.describe_load_balancers().names(name).send().await
-            })
-            .await;
-        match described {
-            Ok(described) => Ok(described.load_balancers().first().map(Balancer::from)),
+        let (client, _) = self.client().await?;
+        match self.balancers.ask([name.to_owned()].into(), &DescribeLoadBalancers(self, client)).await {
+            Ok(mut found) => Ok(found.remove(name)),
             Err(fault) if fault.is(fault::NOT_FOUND) => Ok(None),
             Err(fault) => Err(fault),
         }
     }
 
     async fn tags(&self, arn: &str) -> Result<Option<Tags>, Fault> {
-        let described = self
-            .call(Action::DescribeTags, async |client| client.describe_tags().resource_arns(arn).send().await)
-            .await;
-        let described = match described {
-            Ok(described) => described,
-            Err(fault) if fault.is(fault::NOT_FOUND) => return Ok(None),
-            Err(fault) => return Err(fault),
-        };
-        Ok(described.tag_descriptions().iter().filter_map(tagged).find(|(of, _)| of == arn).map(|(_, tags)| tags))
+        match self.tags_together([arn.to_owned()].into()).await {
+            Ok(mut found) => Ok(found.remove(arn)),
+            Err(fault) if fault.is(fault::NOT_FOUND) => Ok(None),
+            Err(fault) => Err(fault),
+        }
     }
 
     async fn create(&self, wanted: &Wanted) -> Result<Balancer, Fault> {
@@ -228,12 +245,6 @@ impl From<&LoadBalancer> for Balancer {
             security_groups: shown.security_groups().iter().cloned().collect(),
         }
     }
-}
-
-/// A resource and its tags.
-fn tagged(described: &TagDescription) -> Option<(String, Tags)> {
-    let pair = |tag: &Tag| Some((tag.key()?.to_owned(), tag.value().unwrap_or_default().to_owned()));
-    Some((described.resource_arn()?.to_owned(), described.tags().iter().filter_map(pair).collect()))
 }
 
 fn list(set: &BTreeSet<String>) -> Vec<String> {

@@ -9,14 +9,12 @@ use aws_sdk_elasticloadbalancingv2::types::{
     TargetTypeEnum,
 };
 
+use super::together::AT_ONCE;
 use super::{Elb, pairs};
 use crate::cloud::Tags;
 use crate::cloud::action::Action;
 use crate::cloud::fault::{self, Fault};
 use crate::cloud::listeners::{Group, Health, Listener, Listeners, Target, WantedGroup, WantedListener};
-
-/// How many resources `DescribeTags` takes at once.
-const TAGGED_AT_ONCE: usize = 20;
 
 /// How many targets are added or taken away by one call: AWS is known to refuse larger ones now and then
 /// (<https://github.com/kubernetes/kubernetes/issues/101592>).
@@ -58,11 +56,8 @@ impl Listeners for Elb {
 
     async fn tags_of(&self, arns: &[String]) -> Result<BTreeMap<String, Tags>, Fault> {
         let mut found = BTreeMap::new();
-        for some in arns.chunks(TAGGED_AT_ONCE) {
-            let describe =
-                async |client: &Client| client.describe_tags().set_resource_arns(Some(some.to_vec())).send().await;
-            let described = self.call(Action::DescribeTags, describe).await?;
-            found.extend(described.tag_descriptions().iter().filter_map(super::tagged));
+        for some in arns.chunks(AT_ONCE) {
+            found.extend(self.tags_together(some.iter().cloned().collect()).await?);
         }
         Ok(found)
     }

@@ -215,10 +215,14 @@ async fn a_port_on_the_nodes_that_is_taken_is_waited_for() {
     app(&bed, "far", json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "nodePort": 40_000 }] })).await;
     let words = not_ready(&bed, "far", "Rejected").await;
     assert!(words.contains("provided port is not in the valid range"), "{words}");
-    bed.until("far", "is seen by its controller", |app: &AppService| {
-        app.status.as_ref().is_some_and(|status| status.condition("Available").is_some())
+    // Each word of its Deployment is a reason to look, so the last one is waited for, and whatever the watch shows after it.
+    bed.until("far", "has nothing more to say", |deployment: &Deployment| {
+        let conditions = deployment.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        conditions.filter_map(|it| it.reason.as_deref()).any(|reason| reason == "NewReplicaSetAvailable")
     })
     .await;
+    app(&bed, "next", json!({ "size": 0, "image": "i" })).await;
+    ready(&bed, "next").await;
     looked_at(&bed, "web").await;
     let since = bed.plane.audit().mark().await.unwrap();
     looked_at(&bed, "web").await;
