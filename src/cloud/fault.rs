@@ -6,7 +6,9 @@ use std::fmt;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_elasticloadbalancingv2::error::{ProvideErrorMetadata, SdkError};
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
+use kube::ResourceExt;
 
+use crate::api::MyIngress;
 use crate::runtime::reconciler::{Class, Failure};
 use crate::runtime::telemetry;
 
@@ -161,11 +163,12 @@ impl Fault {
         Self { class, reason, code: None, undone: true, message: message.into() }
     }
 
-    /// The balancer is not where AWS is asked.
-    pub fn elsewhere(arn: &str, region: &str) -> Self {
+    /// The balancer of that `MyIngress` is not where AWS is asked.
+    pub fn elsewhere(arn: &str, region: &str, ingress: &MyIngress) -> Self {
+        let (name, namespace) = (ingress.name_any(), ingress.namespace().unwrap_or_default());
         let words = format!(
             "{arn} is not in {region}, the region that the operator is configured for: nothing is done, and a deletion waits; give the operator that region \
-             back, or, if the load balancer is to be forgotten: kubectl patch myingress NAME --type=merge -p \
+             back, or delete the MyIngress and have the load balancer forgotten: kubectl patch myingress {name} -n {namespace} --type=merge -p \
              '{{\"metadata\":{{\"finalizers\":null}}}}'"
         );
         Self::unsent(Class::Slow, REGION_MISMATCH, words)

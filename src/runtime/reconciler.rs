@@ -91,6 +91,9 @@ pub fn is_replaced(status: &Status) -> bool {
     status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
 
+/// Generation and `requested-at` of an object: with another one the delays begin anew.
+type Requested = (Option<i64>, Option<String>);
+
 /// How passes are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -152,8 +155,8 @@ pub struct Runner<R: Reconciler> {
     failed: Backoffs<ObjectRef<R::Object>>,
     slow: Backoffs<ObjectRef<R::Object>>,
     waiting: Backoffs<ObjectRef<R::Object>>,
-    /// The last `requested-at` of each object that has one.
-    requested: Mutex<HashMap<ObjectRef<R::Object>, String>>,
+    /// What was last asked for of each object.
+    requested: Mutex<HashMap<ObjectRef<R::Object>, Requested>>,
 }
 
 impl<R: Reconciler> Runner<R> {
@@ -221,11 +224,11 @@ impl<R: Reconciler> Runner<R> {
         self.requested.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
-    /// Whether somebody asked for a pass since the last one.
+    /// Whether somebody asked for a pass since the last one, or for something else.
     fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
-        let Some(at) = object.annotations().get(REQUESTED_AT) else { return false };
+        let asked = (object.meta().generation, object.annotations().get(REQUESTED_AT).cloned());
         let mut requested = self.requested.lock().unwrap_or_else(PoisonError::into_inner);
-        requested.insert(key.clone(), at.clone()).as_ref() != Some(at)
+        requested.insert(key.clone(), asked.clone()) != Some(asked)
     }
 
     async fn pass(&self, object: Arc<R::Object>) -> Action {

@@ -40,6 +40,8 @@ struct State {
     listing: Option<BTreeSet<String>>,
     /// All nodes have been shown once.
     listed: bool,
+    /// Somebody was told that they are not known.
+    told: bool,
     /// The names of the Services that each leads to.
     leads: HashMap<Key, BTreeSet<String>>,
 }
@@ -87,12 +89,14 @@ impl Backends {
     pub async fn instances(&self) -> Result<BTreeSet<String>, String> {
         let mut nodes = self.nodes.subscribe();
         let listed = tokio::time::timeout(LISTED_WITHIN, nodes.wait_for(|nodes| *nodes != Nodes::Unlisted));
-        match listed.await.map(|nodes| nodes.map(|nodes| nodes.clone())) {
-            Err(_) => Err("they are being listed".into()),
-            Ok(Ok(Nodes::Unknown(why))) => Err(why),
+        let unknown = match listed.await.map(|nodes| nodes.map(|nodes| nodes.clone())) {
+            Err(_) => "they are being listed".into(),
+            Ok(Ok(Nodes::Unknown(why))) => why,
             // The sender is ours.
-            Ok(_) => Ok(self.state().instances.values().cloned().collect()),
-        }
+            Ok(_) => return Ok(self.state().instances.values().cloned().collect()),
+        };
+        self.state().told = true;
+        Err(unknown)
     }
 
     /// The node has this instance, which takes traffic, or none.
@@ -113,7 +117,8 @@ impl Backends {
 
     /// The nodes are known, from now on.
     fn known(&self) {
-        if self.nodes.send_replace(Nodes::Listed) != Nodes::Listed {
+        self.nodes.send_replace(Nodes::Listed);
+        if std::mem::take(&mut self.state().told) {
             self.wake_all();
         }
     }

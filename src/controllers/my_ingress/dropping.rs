@@ -61,6 +61,8 @@ impl<C: Cloud> MyIngresses<C> {
         let prefix = prefix(mark);
         let groups = self.cloud.groups_named(&prefix).await?;
         let whose = self.whose(mark, groups.iter().map(|group| group.arn.clone()).collect()).await?;
+        // As with the balancer: their names are those of whoever has ours now.
+        self.confirm(pass).await?;
         for arn in whose.ours() {
             match self.cloud.delete_group(arn).await {
                 Err(fault) if left && fault.is(fault::IN_USE) => {}

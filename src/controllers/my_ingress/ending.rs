@@ -28,8 +28,6 @@ impl<C: Cloud> MyIngresses<C> {
 
     /// Deletes the balancer; none once it is gone.
     async fn delete(&self, pass: &Pass, owner: &Owner) -> Result<Option<(Standing, Outcome)>, Error> {
-        // What the cache shows may be of the past, and the balancer that of one who has the name now.
-        self.confirm(pass).await?;
         let alb = pass.alb.clone().unwrap_or_default();
         let mark = &Mark { owner, cluster: self.cluster().await? };
         let name = build::name(&pass.ingress);
@@ -66,6 +64,8 @@ impl<C: Cloud> MyIngresses<C> {
             }
             return Ok(None);
         }
+        // What the cache shows may be of the past, and the balancer that of one who has the name now.
+        self.confirm(pass).await?;
         match self.cloud.delete(&balancer.arn).await {
             Err(fault) if is_protected(&fault) => return Err(Error::Cloud(protected(fault, &balancer.arn, mark))),
             deleted => deleted?,

@@ -42,8 +42,10 @@ enum Had {
 struct Added {
     /// Some were.
     any: bool,
-    /// AWS will not have these.
+    /// AWS will not have these ...
     refused: BTreeSet<Target>,
+    /// ... and said so.
+    fault: Option<Fault>,
 }
 
 impl<C: Cloud> MyIngresses<C> {
@@ -63,8 +65,8 @@ impl<C: Cloud> MyIngresses<C> {
                 return Ok(Look::appearing(port));
             }
             let words = format!(
-                "port {port} of the load balancer has a listener that is not ours, which is left alone: delete it, or choose another \
-                 port; {}",
+                "port {port} of the load balancer has a listener that is not ours, which is left alone: choose another port, delete \
+                 it, or, {}",
                 mark.hand_over(&foreign.arn)
             );
             return Ok(pass.look(port, LISTENER_CONFLICT, words));
@@ -72,14 +74,14 @@ impl<C: Cloud> MyIngresses<C> {
         let route = match route {
             Ok(route) => route,
             // What is there stays as it is: it may be right again in a moment.
-            Err(problem) => return Ok(pass.look(port, problem.reason(), problem.to_string())),
+            Err(problem) => return Ok(pass.look(port, problem.reason(), format!("port {port}: {problem}"))),
         };
         let (group, whose) = match self.group(pass, scene, listener).await? {
             Had::Group(group, whose) => (group, whose),
             Had::NotShown => return Ok(Look::appearing(port)),
             Had::Foreign(group) => {
                 let words = format!(
-                    "target group {}, which port {port} needs, is not ours: delete it; {}",
+                    "target group {}, which port {port} needs, is not ours: delete it, or, {}",
                     group.name,
                     mark.hand_over(&group.arn)
                 );
@@ -93,6 +95,10 @@ impl<C: Cloud> MyIngresses<C> {
         let mut registered = self.cloud.targets(&group.arn).await?;
         let change = routes::change(&registered, &route);
         let added = self.register(&group, &registered, &route, change.add.clone()).await?;
+        if let Some(fault) = &added.fault {
+            let words = format!("port {port}: AWS does not have all nodes for targets: {fault}");
+            self.events.warning(pass.ingress.object_ref(&()), "Update", fault.reason, words);
+        }
         let turned = self.lead(pass, scene, listener, there, &group).await?;
         if !change.remove.is_empty() {
             self.cloud.deregister(&group.arn, &change.remove).await?;
@@ -178,8 +184,13 @@ impl<C: Cloud> MyIngresses<C> {
             health_check_path: listener.health_check_path().into(),
             tags: mark.tags(),
         };
+        let before = pass.requested_at(port);
         self.announce(pass, port).await?;
-        let group = self.cloud.create_group(&wanted).await?;
+        let group = self.cloud.create_group(&wanted).await.inspect_err(|fault| {
+            if fault.undone {
+                pass.set_requested_at(port, before);
+            }
+        })?;
         // The answer may be somebody else's group that has these very settings.
         match self.whose(mark, vec![group.arn.clone()]).await {
             Ok(whose) if whose.is_ours(&group.arn) => Ok(Had::Group(group, whose)),
@@ -197,11 +208,11 @@ impl<C: Cloud> MyIngresses<C> {
         route: &BTreeSet<Target>,
         mut add: BTreeSet<Target>,
     ) -> Result<Added, Fault> {
-        let mut refused = BTreeSet::new();
+        let (mut refused, mut said) = (BTreeSet::new(), None);
         let stay = registered.iter().filter(|it| it.state != "draining" && route.contains(&it.target)).count();
         while !add.is_empty() {
             let fault = match self.cloud.register(&group.arn, &add).await {
-                Ok(()) => return Ok(Added { any: true, refused }),
+                Ok(()) => return Ok(Added { any: true, refused, fault: said }),
                 Err(fault) => fault,
             };
             let named: BTreeSet<_> = add.iter().filter(|it| names(&fault.message, &it.instance)).cloned().collect();
@@ -210,9 +221,9 @@ impl<C: Cloud> MyIngresses<C> {
                 return Err(fault);
             }
             refused.extend(named);
-            add = left;
+            (add, said) = (left, Some(fault));
         }
-        Ok(Added { any: false, refused })
+        Ok(Added { any: false, refused, fault: said })
     }
 }
 

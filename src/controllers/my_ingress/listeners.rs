@@ -54,6 +54,15 @@ impl<C: Cloud> MyIngresses<C> {
         }
         pass.alb.clone_from(&standing.alb);
         let Looks { each, failed, changes } = self.listen(pass, mark, balancer).await?;
+        // What somebody has to do something about comes first.
+        let (passing, ill): (Vec<_>, Vec<_>) =
+            each.iter().filter(|look| !look.words.is_empty()).partition(|look| look.changes);
+        let ill: Vec<_> = ill.into_iter().chain(passing).collect();
+        let words = ill.iter().map(|look| look.words.as_str()).collect::<Vec<_>>().join("; ");
+        let failed = failed.map(|fault| {
+            let all = [fault.message.as_str(), &words].into_iter().filter(|words| !words.is_empty());
+            Fault { message: all.collect::<Vec<_>>().join("; "), ..fault }
+        });
         match failed {
             Some(fault) if changes && fault.class != Class::Transient => {
                 return Ok((Standing::refused(standing.alb, &fault), Outcome::Waiting));
@@ -65,8 +74,8 @@ impl<C: Cloud> MyIngresses<C> {
             return Ok((standing, outcome));
         }
         let outcome = if changes { Outcome::Waiting } else { outcome };
-        match each.iter().find(|look| !look.reason.is_empty()) {
-            Some(ill) => Ok((Standing::not(standing.alb, ill.reason, ill.words.clone()), outcome)),
+        match ill.first() {
+            Some(first) => Ok((Standing::not(standing.alb, first.reason, words), outcome)),
             None => Ok((standing, outcome)),
         }
     }
@@ -106,16 +115,16 @@ impl<C: Cloud> MyIngresses<C> {
                 Ok(true) => {}
                 Ok(false) => {
                     all.changes = true;
-                    left.push(*port);
+                    left.extend(pass.listener(*port).cloned());
                 }
                 Err(fault) => {
-                    left.push(*port);
+                    let before = pass.listener(*port).cloned();
+                    left.extend(before.map(|it| ListenerStatus { healthy: 0, reason: fault.reason.into(), ..it }));
                     all.fail(fault);
                 }
             }
         }
-        let kept = pass.listeners.iter().filter(|it| left.contains(&it.port)).cloned();
-        pass.listeners = all.each.iter().map(|look| look.status(pass.requested_at(look.port))).chain(kept).collect();
+        pass.listeners = all.each.iter().map(|look| look.status(pass.requested_at(look.port))).chain(left).collect();
         Ok(all)
     }
 

@@ -144,6 +144,12 @@ impl Pass {
         self.listener(port)?.requested_at.clone()
     }
 
+    fn set_requested_at(&mut self, port: u16, at: Option<Time>) {
+        if let Some(listener) = self.listeners.iter_mut().find(|it| it.port == port) {
+            listener.requested_at = at;
+        }
+    }
+
     /// How a listener is of whose targets no more is known than before.
     fn look(&self, port: u16, reason: &'static str, words: impl Into<String>) -> Look {
         let before = self.listener(port).cloned().unwrap_or_default();
@@ -255,7 +261,7 @@ impl<C: Cloud> MyIngresses<C> {
         let Some(arn) = pass.alb.as_ref().and_then(|alb| alb.arn.as_deref()) else { return Ok(()) };
         let region = self.cloud.region().await?;
         match cloud::region_of(arn) {
-            Some(theirs) if theirs != region => Err(Error::Cloud(Fault::elsewhere(arn, &region))),
+            Some(theirs) if theirs != region => Err(Error::Cloud(Fault::elsewhere(arn, &region, &pass.ingress))),
             _ => Ok(()),
         }
     }
@@ -283,6 +289,12 @@ impl<C: Cloud> MyIngresses<C> {
         let mut status = pass.ingress.status.clone().unwrap_or_default();
         status.alb.clone_from(&pass.alb);
         status.listeners.clone_from(&pass.listeners);
+        if status.conditions.is_empty() {
+            // Nobody has to wait for the first word until all is done.
+            let generation = pass.ingress.metadata.generation.unwrap_or_default();
+            let standing = settle::appearing(pass.alb.clone().unwrap_or_default());
+            status = standing.status(Some(&status), &pass.listeners, generation, now());
+        }
         if pass.ingress.status.as_ref() == Some(&status) {
             return Ok(());
         }

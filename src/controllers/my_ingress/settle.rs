@@ -68,7 +68,9 @@ impl<C: Cloud> MyIngresses<C> {
         // The tags of a new one may be shown late too.
         let outcome = if self.may_yet_appear(&alb) { Outcome::Waiting } else { Outcome::Done };
         // Of what is not ours nothing is said but that: whether there is one of ours is looked at anew when this one ends.
-        let unknown = Alb { requested_at: alb.requested_at.clone(), ..Alb::default() };
+        // That it was once is not forgotten: it is left behind then.
+        let arn = alb.arn.clone().filter(|arn| *arn == balancer.arn);
+        let unknown = Alb { requested_at: alb.requested_at.clone(), arn, ..Alb::default() };
         let refused = |reason, words| Ok((Standing::not(Some(unknown), reason, words), outcome));
         if let Claim::Foreign(foreign) = &claim {
             let may_live = |uid: &str, namespace: &str| self.lives(uid) || !self.scope.covers(namespace);
@@ -97,7 +99,14 @@ impl<C: Cloud> MyIngresses<C> {
         self.guard(pass).await?;
         pass.alb = Some(known(alb, &balancer));
         let mut changed = Vec::new();
-        let came = self.put_right(pass, &balancer, &tags, wanted, &mut changed).await;
+        // First, because the tags say whose it is.
+        let came = match self.tag(pass, &balancer, &tags, wanted).await {
+            Ok(tagged) => {
+                changed.extend(tagged.then_some("tags"));
+                Ok(self.put_right(&balancer, wanted, &mut changed).await)
+            }
+            Err(error) => Err(error),
+        };
         let event = |action, reason, words| self.events.normal(pass.ingress.object_ref(&()), action, reason, words);
         if claim != Claim::Ours {
             event("Adopt", "Adopted", format!("load balancer {} was taken over: {}", wanted.name, balancer.arn));
@@ -106,23 +115,25 @@ impl<C: Cloud> MyIngresses<C> {
         } else if !changed.is_empty() {
             event("Update", "Updated", format!("{} of load balancer {} put right", changed.join(", "), wanted.name));
         }
-        came?;
-        self.stand(pass, mark, &balancer).await
+        match came? {
+            Ok(()) => self.stand(pass, mark, &balancer).await,
+            Err(fault) => {
+                if fault.is_of_one() {
+                    // Traffic follows the nodes all the same.
+                    self.stand(pass, mark, &balancer).await?;
+                }
+                Err(fault.into())
+            }
+        }
     }
 
     /// Has it be as it is wanted, as far as AWS lets that be: one refusal does not keep the rest from it. What was `changed`.
     async fn put_right(
         &self,
-        pass: &mut Pass,
         balancer: &Balancer,
-        tags: &Tags,
         wanted: &Wanted,
         changed: &mut Vec<&'static str>,
-    ) -> Result<(), Error> {
-        // First, because the tags say whose it is.
-        if self.tag(pass, balancer, tags, wanted).await? {
-            changed.push("tags");
-        }
+    ) -> Result<(), Fault> {
         let Wanted { subnets, security_groups, .. } = wanted;
         let addresses = wanted.ip_address_type.as_ref().filter(|addresses| balancer.ip_address_type != **addresses);
         // Subnets of another kind may only do for fewer addresses.
@@ -146,7 +157,7 @@ impl<C: Cloud> MyIngresses<C> {
         if !security_groups.is_empty() && balancer.security_groups != *security_groups {
             did("security groups", self.cloud.set_security_groups(&balancer.arn, security_groups).await);
         }
-        came.into_iter().collect::<Result<(), Fault>>().map_err(Error::Cloud)
+        came.into_iter().collect()
     }
 
     /// Has it have the tags that are wanted; whether it had not.
@@ -187,7 +198,7 @@ pub(super) fn stands(alb: Alb, balancer: &Balancer) -> (Standing, Outcome) {
     (standing, outcome)
 }
 
-fn appearing(alb: Alb) -> Standing {
+pub(super) fn appearing(alb: Alb) -> Standing {
     Standing::not(Some(alb), CREATING, "AWS was asked for the load balancer, and does not show it yet")
 }
 

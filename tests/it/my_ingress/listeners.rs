@@ -222,10 +222,9 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
 
     // Both are handed over by a tag.
     site.respec("web", json!({ "listeners": [http(443, "shop"), http(9000, "shop"), http(81, "shop")] })).await;
-    hand_over(&site, &site.says("web", "ListenerConflict").await).await;
-    let words = until("the other is in the way", SOON, async || {
+    let words = until("both are in the way", SOON, async || {
         let words = site.says("web", "ListenerConflict").await;
-        Ok(words.contains(&squatter).then_some(words))
+        Ok((words.contains(&foreign) && words.contains(&squatter)).then_some(words))
     });
     hand_over(&site, &words.await.unwrap()).await;
     site.arrives(9000, &[("i-1", 30_080)]).await;

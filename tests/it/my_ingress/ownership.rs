@@ -12,17 +12,20 @@ const ADOPT_BY: &str = "quartermaster.dev/adopt-by";
 /// Keys and values.
 type Tags<'a> = &'a [(&'a str, &'a str)];
 
-/// Carries out the first command that a condition shows, word for word.
+/// Carries out the commands that a condition shows, word for word.
 pub(super) async fn hand_over(site: &Site, words: &str) {
-    let (_, commands) = words.split_once("to hand it over: ").unwrap();
-    let (aws, kubectl) = commands.split_once(" && ").unwrap();
-    let aws: Vec<_> = aws.split(' ').collect();
-    assert_eq!(aws[..6], ["aws", "--region", REGION, "elbv2", "add-tags", "--resource-arns"]);
-    assert_eq!(aws[7], "--tags");
-    let (key, value) = aws[8].strip_prefix("Key=").unwrap().split_once(",Value=").unwrap();
-    site.aws.tag(aws[6], key, value).await.unwrap();
-    let again = kubectl.strip_prefix("kubectl ").unwrap().replace("\"$(date +%s)\"", &uuid::Uuid::new_v4().to_string());
-    site.bed.plane.run_kubectl(&again.split(' ').collect::<Vec<_>>(), "").await.unwrap();
+    for commands in words.split("to hand it over: ").skip(1) {
+        let commands = commands.split("; ").next().unwrap();
+        let (aws, kubectl) = commands.split_once(" && ").unwrap();
+        let aws: Vec<_> = aws.split(' ').collect();
+        assert_eq!(aws[..6], ["aws", "--region", REGION, "elbv2", "add-tags", "--resource-arns"]);
+        assert_eq!(aws[7], "--tags");
+        let (key, value) = aws[8].strip_prefix("Key=").unwrap().split_once(",Value=").unwrap();
+        site.aws.tag(aws[6], key, value).await.unwrap();
+        let now = uuid::Uuid::new_v4().to_string();
+        let again = kubectl.strip_prefix("kubectl ").unwrap().replace("\"$(date +%s)\"", &now);
+        site.bed.plane.run_kubectl(&again.split(' ').collect::<Vec<_>>(), "").await.unwrap();
+    }
 }
 
 #[tokio::test]
