@@ -6,18 +6,9 @@ use super::found::Found;
 use super::standing::LISTENER_CONFLICT;
 use super::tags::Mark;
 use super::{Error, MyIngresses, Pass};
-use crate::cloud::action::GROUP_PREFIX;
 use crate::cloud::listeners::Listener;
 use crate::cloud::{Cloud, Fault, fault};
 use crate::runtime::reconciler::Class;
-use crate::runtime::short_digest;
-
-/// What the names of all target groups of a `MyIngress` begin with: AWS has one of each name in an account and region. It is
-/// the same after a restore from a backup.
-pub(super) fn prefix(mark: &Mark<'_>) -> String {
-    let digest = short_digest(format!("{}/{}", mark.cluster, mark.owner.path()));
-    format!("{GROUP_PREFIX}{digest}-")
-}
 
 impl<C: Cloud> MyIngresses<C> {
     /// Takes away what a port had; whether there is nothing of it any more.
@@ -34,7 +25,7 @@ impl<C: Cloud> MyIngresses<C> {
             let words = format!("load balancer listens on port {port} no more");
             self.events.normal(pass.ingress.object_ref(&()), "Update", "Updated", words);
         }
-        let name = format!("{}{port}", prefix(mark));
+        let name = mark.group(port);
         let Some(group) = self.cloud.group(&name).await? else { return Ok(!self.may_yet_show(pass, port)) };
         let whose = self.whose(mark, vec![group.arn.clone()]).await?;
         if !whose.is_ours(&group.arn) {
@@ -58,8 +49,7 @@ impl<C: Cloud> MyIngresses<C> {
         if !pass.unknown && pass.ingress.spec.listeners.is_empty() && pass.listeners.is_empty() {
             return Ok(true);
         }
-        let prefix = prefix(mark);
-        let groups = self.cloud.groups_named(&prefix).await?;
+        let groups = self.cloud.groups_named(&mark.groups()).await?;
         let whose = self.whose(mark, groups.iter().map(|group| group.arn.clone()).collect()).await?;
         // As with the balancer: their names are those of whoever has ours now.
         self.confirm(pass).await?;
@@ -69,7 +59,7 @@ impl<C: Cloud> MyIngresses<C> {
                 deleted => deleted?,
             }
         }
-        let shown = |port: u16| groups.iter().any(|it| it.name == format!("{prefix}{port}") && !whose.is_bare(&it.arn));
+        let shown = |port: u16| groups.iter().any(|it| it.name == mark.group(port) && !whose.is_bare(&it.arn));
         Ok(pass.listeners.iter().all(|it| shown(it.port) || !self.may_yet_show(pass, it.port)))
     }
 }

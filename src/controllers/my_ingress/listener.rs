@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 
 use kube::Resource;
 
-use super::dropping::prefix;
 use super::found::{Found, Whose};
 use super::routes::{self, Look, Problem};
 use super::standing::LISTENER_CONFLICT;
@@ -151,7 +150,7 @@ impl<C: Cloud> MyIngresses<C> {
     /// The target group of a listener, made if there is none.
     async fn group(&self, pass: &mut Pass, scene: &Scene<'_>, listener: &Listener) -> Result<Had, Error> {
         let Scene { mark, balancer, found } = scene;
-        let (port, name) = (listener.port, format!("{}{}", prefix(mark), listener.port));
+        let (port, name) = (listener.port, mark.group(listener.port));
         let there = match found.groups.iter().find(|group| group.name == name) {
             Some(led_to) => Some((led_to.clone(), found.whose.clone())),
             None => match self.cloud.group(&name).await? {

@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::Service;
 use kube::Api;
 
-use super::dropping::prefix;
 use super::listener::Scene;
 use super::routes::{self, Look};
 use super::settle::stands;
@@ -85,7 +84,7 @@ impl<C: Cloud> MyIngresses<C> {
         let wanted = pass.ingress.spec.listeners.clone();
         let ports: BTreeSet<u16> = wanted.iter().map(|listener| listener.port).collect();
         let found = &self.found(mark, balancer).await?;
-        let had: BTreeSet<_> = found.ports(&prefix(mark)).into_iter().chain(pass.ports()).collect();
+        let had: BTreeSet<_> = found.ports(&mark.groups()).into_iter().chain(pass.ports()).collect();
         // Known before anything of it is there, or nobody would ever take it away again.
         self.know(pass, &ports | &had).await?;
         // Nobody looks at the nodes for one without listeners.
@@ -136,8 +135,8 @@ impl<C: Cloud> MyIngresses<C> {
         }
         let new =
             new.into_iter().map(|port| ListenerStatus { port, reason: CREATING.into(), ..ListenerStatus::default() });
-        let all = pass.listeners.iter().cloned().chain(new).collect();
-        self.note_listeners(pass, all).await
+        pass.listeners.extend(new);
+        self.note_all(pass).await
     }
 
     /// Writes down that AWS is about to be asked for something of that port. Once in a while is enough.
@@ -145,11 +144,8 @@ impl<C: Cloud> MyIngresses<C> {
         if is_within(self.shown_within / 2, pass.requested_at(port).as_ref()) {
             return Ok(());
         }
-        let mut all = pass.listeners.clone();
-        if let Some(listener) = all.iter_mut().find(|it| it.port == port) {
-            listener.requested_at = Some(now());
-        }
-        self.note_listeners(pass, all).await
+        pass.set_requested_at(port, Some(now()));
+        self.note_all(pass).await
     }
 
     /// Whether AWS may still come to show something of that port that it was asked for.

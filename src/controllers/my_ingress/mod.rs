@@ -279,12 +279,7 @@ impl<C: Cloud> MyIngresses<C> {
         self.note_all(pass).await
     }
 
-    /// The same of its listeners.
-    async fn note_listeners(&self, pass: &mut Pass, listeners: Vec<ListenerStatus>) -> Result<(), Error> {
-        pass.listeners = listeners;
-        self.note_all(pass).await
-    }
-
+    /// The same of all that is known.
     async fn note_all(&self, pass: &mut Pass) -> Result<(), Error> {
         let mut status = pass.ingress.status.clone().unwrap_or_default();
         status.alb.clone_from(&pass.alb);

@@ -3,9 +3,10 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::api::common::REQUESTED_AT;
-use crate::cloud::action::MANAGED_BY;
+use crate::cloud::action::{GROUP_PREFIX, MANAGED_BY};
 use crate::cloud::{self, Balancer, Tags};
 use crate::runtime::ownership::{ADOPT_BY, Claim, Foreign, OWNER, OWNER_UID, Owner};
+use crate::runtime::short_digest;
 
 /// Tag: UID of the namespace kube-system of the cluster whose balancer it is.
 pub const CLUSTER: &str = "quartermaster.dev/cluster";
@@ -69,6 +70,18 @@ impl Mark<'_> {
             _ => "is not ours".into(),
         };
         format!("load balancer {name} {whose} and is left alone; {}", self.hand_over(&balancer.arn))
+    }
+
+    /// What the names of its target groups begin with: AWS has one of each name in an account and region. It is the same after
+    /// a restore from a backup.
+    pub fn groups(&self) -> String {
+        let digest = short_digest(format!("{}/{}", self.cluster, self.owner.path()));
+        format!("{GROUP_PREFIX}{digest}-")
+    }
+
+    /// The name of the target group of that port.
+    pub fn group(&self, port: u16) -> String {
+        format!("{}{port}", self.groups())
     }
 
     /// How something in AWS is handed over to it.
