@@ -30,6 +30,8 @@ pub struct Kind {
     /// The digests of every schema that its CRD had in a release, oldest first; the last one is today's. Each may only add
     /// to the one before, because a program goes on under a newer CRD than its own.
     pub schemas: &'static [&'static str],
+    /// The finalizer that guards what its objects have outside of their own namespace, if they have anything there.
+    pub finalizer: Option<&'static str>,
     crd: fn() -> CustomResourceDefinition,
     resource: fn() -> ApiResource,
 }
@@ -41,7 +43,13 @@ impl Kind {
         schemas: &'static [&'static str],
         rights: &'static [Right],
     ) -> Self {
-        Self { controller, rights, schemas, crd: K::crd, resource: K::api_resource }
+        Self { controller, rights, schemas, finalizer: None, crd: K::crd, resource: K::api_resource }
+    }
+
+    /// The same, with this finalizer.
+    #[must_use]
+    pub const fn guarded(self, finalizer: &'static str) -> Self {
+        Self { finalizer: Some(finalizer), ..self }
     }
 
     /// Its CRD, as it is installed.

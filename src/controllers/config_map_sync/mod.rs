@@ -49,7 +49,8 @@ pub const KIND: Kind = Kind::of::<ConfigMapSync>(
         Right { group: "", resources: &["namespaces"], verbs: &["list", "watch"] },
         EVENTS,
     ],
-);
+)
+.guarded(FINALIZER);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/configmapsync";
 

@@ -6,10 +6,10 @@ use super::standing::{DELETING, DELETION_PROTECTED, Standing};
 use super::tags::Mark;
 use super::{Error, MANAGER, MyIngresses, Pass, build};
 use crate::api::my_ingress::FINALIZER;
-use crate::cloud::{self, Cloud, Fault, fault};
+use crate::cloud::{self, Balancer, Cloud, Fault, fault};
 use crate::runtime::finalizer;
 use crate::runtime::ownership::{Claim, Owner};
-use crate::runtime::reconciler::Outcome;
+use crate::runtime::reconciler::{Class, Outcome};
 
 /// As with the balancer, so with its target groups.
 const GROUPS_MAY_APPEAR: &str =
@@ -17,7 +17,7 @@ const GROUPS_MAY_APPEAR: &str =
 
 impl<C: Cloud> MyIngresses<C> {
     /// It is being deleted: the finalizer goes once the balancer is gone.
-    pub(super) async fn finish(&self, pass: &Pass, owner: &Owner) -> Result<Outcome, Error> {
+    pub(super) async fn finish(&self, pass: &mut Pass, owner: &Owner) -> Result<Outcome, Error> {
         if let Some(came) = self.delete(pass, owner).await.transpose() {
             return self.close(pass, came).await;
         }
@@ -27,7 +27,7 @@ impl<C: Cloud> MyIngresses<C> {
     }
 
     /// Deletes the balancer; none once it is gone.
-    async fn delete(&self, pass: &Pass, owner: &Owner) -> Result<Option<(Standing, Outcome)>, Error> {
+    async fn delete(&self, pass: &mut Pass, owner: &Owner) -> Result<Option<(Standing, Outcome)>, Error> {
         let alb = pass.alb.clone().unwrap_or_default();
         let mark = &Mark { owner, cluster: self.cluster().await? };
         let name = build::name(&pass.ingress);
@@ -67,7 +67,7 @@ impl<C: Cloud> MyIngresses<C> {
         // What the cache shows may be of the past, and the balancer that of one who has the name now.
         self.confirm(pass).await?;
         match self.cloud.delete(&balancer.arn).await {
-            Err(fault) if is_protected(&fault) => return Err(Error::Cloud(protected(fault, &balancer.arn, mark))),
+            Err(fault) if fault.class == Class::Slow => return self.stay(pass, mark, &balancer, fault).await.map(Some),
             deleted => deleted?,
         }
         if self.cloud.find(&name).await?.is_some_and(|shown| shown.arn == balancer.arn) {
@@ -79,6 +79,23 @@ impl<C: Cloud> MyIngresses<C> {
         let words = format!("load balancer {name} was deleted: {}", balancer.arn);
         self.events.normal(pass.ingress.object_ref(&()), "Delete", "Deleted", words);
         Ok(None)
+    }
+
+    /// It may not be deleted, and serves on: traffic follows the nodes until somebody lets it go.
+    async fn stay(
+        &self,
+        pass: &mut Pass,
+        mark: &Mark<'_>,
+        balancer: &Balancer,
+        fault: Fault,
+    ) -> Result<(Standing, Outcome), Error> {
+        let fault = if is_protected(&fault) { protected(fault, &balancer.arn, mark) } else { fault };
+        match self.stand(pass, mark, balancer).await {
+            Ok((_, Outcome::Waiting)) => Ok((Standing::refused(pass.alb.clone(), &fault), Outcome::Waiting)),
+            // That it may not go is what somebody has to mend first.
+            Ok(_) | Err(Error::Cloud(_)) => Err(fault.into()),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::MyIngresses;
+use kube::Resource;
+
 use super::tags::Mark;
+use super::{MyIngresses, Pass};
 use crate::cloud::listeners::{Group, Listener};
 use crate::cloud::{Balancer, Cloud, Fault, Tags};
 use crate::runtime::ownership::{ADOPT_BY, Claim};
@@ -72,7 +74,7 @@ impl<C: Cloud> MyIngresses<C> {
     }
 
     /// Has a listener or target group that we may have bear our tags, and uses the consent.
-    pub(super) async fn brand(&self, mark: &Mark<'_>, whose: &Whose, arn: &str) -> Result<(), Fault> {
+    pub(super) async fn brand(&self, pass: &Pass, mark: &Mark<'_>, whose: &Whose, arn: &str) -> Result<(), Fault> {
         let Some((_, tags)) = whose.0.get(arn) else { return Ok(()) };
         let missing: Tags = mark.tags().into_iter().filter(|(key, value)| tags.get(key) != Some(value)).collect();
         if !missing.is_empty() {
@@ -80,6 +82,7 @@ impl<C: Cloud> MyIngresses<C> {
         }
         if tags.get(ADOPT_BY).is_some_and(|by| *by == mark.owner.path()) {
             self.cloud.remove_tags(arn, &[ADOPT_BY.to_owned()].into()).await?;
+            self.events.normal(pass.ingress.object_ref(&()), "Adopt", "Adopted", format!("{arn} was taken over"));
         }
         Ok(())
     }

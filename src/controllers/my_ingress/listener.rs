@@ -87,7 +87,7 @@ impl<C: Cloud> MyIngresses<C> {
                 return Ok(pass.look(port, LISTENER_CONFLICT, words));
             }
         };
-        self.brand(mark, &whose, &group.arn).await?;
+        self.brand(pass, mark, &whose, &group.arn).await?;
         if group.health_check_path != listener.health_check_path() {
             self.cloud.set_health_check(&group.arn, listener.health_check_path()).await?;
         }
@@ -135,7 +135,7 @@ impl<C: Cloud> MyIngresses<C> {
             tell(pass, format!("load balancer listens on port {port}"));
             return Ok(true);
         };
-        self.brand(scene.mark, &scene.found.whose, &there.arn).await?;
+        self.brand(pass, scene.mark, &scene.found.whose, &there.arn).await?;
         if !differs(there, &wanted) {
             return Ok(false);
         }

@@ -1,7 +1,8 @@
 //! `MyIngress`: what its load balancer is to be ([`build`]), whose one is ([`tags`]), what is said of it ([`standing`]), and the
 //! doing (`settle`, and `ending` when it is deleted).
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -9,12 +10,12 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::Store;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use tokio::sync::OnceCell;
 
 use self::backends::Backends;
 use self::routes::Look;
-use self::standing::{FORBIDDEN, OUT_OF_SCOPE, SPEC_INVALID, SUSPENDED, Standing};
+use self::standing::{OUT_OF_SCOPE, SPEC_INVALID, SUSPENDED, Standing};
 use self::tags::Mark;
 use crate::api::MyIngress;
 use crate::api::kind::{EVENTS, Kind, Right};
@@ -22,13 +23,15 @@ use crate::api::my_ingress::{Alb, FINALIZER, GROUP, ListenerStatus};
 use crate::cloud::elb::Elb;
 use crate::cloud::{self, Cloud, Fault};
 use crate::runtime::cache::Touched;
-use crate::runtime::conditions::{self, READY};
+use crate::runtime::conditions::READY;
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::written::Written;
 use crate::runtime::{Key, Scope, finalizer, ownership};
+
+pub(crate) use self::settle::unlike;
 
 pub mod backends;
 pub mod build;
@@ -41,6 +44,7 @@ pub mod routes;
 mod settle;
 pub mod standing;
 pub mod tags;
+mod writing;
 
 /// What the controller is called in logs and metrics.
 pub const NAME: &str = "myingress";
@@ -58,11 +62,12 @@ pub const KIND: Kind = Kind::of::<MyIngress>(
         Right { group: "", resources: &["services"], verbs: &["get", "list", "watch"] },
         EVENTS,
     ],
-);
+)
+.guarded(FINALIZER);
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/myingress";
 /// The namespace that lives as long as its cluster.
-const OF_THE_CLUSTER: &str = "kube-system";
+pub(crate) const OF_THE_CLUSTER: &str = "kube-system";
 
 /// What can go wrong in a pass.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +119,8 @@ pub struct MyIngresses<C> {
     cluster: OnceCell<String>,
     events: Events,
     written: Written<MyIngress>,
+    /// Those that were well, and of which the last look failed.
+    doubted: Mutex<BTreeSet<Key>>,
     resync: Duration,
     shown_within: Duration,
 }
@@ -150,6 +157,14 @@ impl Pass {
         }
     }
 
+    /// Whether all was well with what is asked for now.
+    fn was_well(&self) -> bool {
+        self.ingress.status.as_ref().is_some_and(|status| {
+            let ready = status.conditions.iter().any(|it| it.type_ == READY && it.status == "True");
+            ready && status.observed_generation == self.ingress.metadata.generation
+        })
+    }
+
     /// How a listener is of whose targets no more is known than before.
     fn look(&self, port: u16, reason: &'static str, words: impl Into<String>) -> Look {
         let before = self.listener(port).cloned().unwrap_or_default();
@@ -179,6 +194,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         cluster: OnceCell::new(),
         events: manager.events(NAME),
         written: Written::new(trigger.clone()),
+        doubted: Mutex::default(),
         resync,
         shown_within,
     });
@@ -271,67 +287,6 @@ impl<C: Cloud> MyIngresses<C> {
         let wanted = build::wanted(&pass.ingress, &mark);
         self.settle(pass, &mark, &wanted).await
     }
-
-    /// Writes down what is known of the balancer, and leaves the rest of the status: what AWS is asked for next must be known
-    /// whatever becomes of us.
-    async fn note(&self, pass: &mut Pass, alb: Alb) -> Result<(), Error> {
-        pass.alb = Some(alb);
-        self.note_all(pass).await
-    }
-
-    /// The same of all that is known.
-    async fn note_all(&self, pass: &mut Pass) -> Result<(), Error> {
-        let mut status = pass.ingress.status.clone().unwrap_or_default();
-        status.alb.clone_from(&pass.alb);
-        status.listeners.clone_from(&pass.listeners);
-        if status.conditions.is_empty() {
-            // Nobody has to wait for the first word until all is done.
-            let generation = pass.ingress.metadata.generation.unwrap_or_default();
-            let standing = settle::appearing(pass.alb.clone().unwrap_or_default());
-            status = standing.status(Some(&status), &pass.listeners, generation, now());
-        }
-        if pass.ingress.status.as_ref() == Some(&status) {
-            return Ok(());
-        }
-        let api = self.api(&pass.ingress);
-        let written = self.written.status(&api, MANAGER, &pass.ingress, &status).await.map_err(Error::WriteStatus)?;
-        pass.ingress = written.ok_or(Error::Gone)?;
-        Ok(())
-    }
-
-    /// Writes the status.
-    async fn write(&self, pass: &Pass, standing: &Standing) -> Result<(), Error> {
-        let ingress = &pass.ingress;
-        let generation = ingress.metadata.generation.unwrap_or_default();
-        let status = standing.status(ingress.status.as_ref(), &pass.listeners, generation, now());
-        let api = self.api(ingress);
-        let written = self.written.status(&api, MANAGER, ingress, &status).await.map_err(Error::WriteStatus)?;
-        if written.is_none() {
-            return Ok(());
-        }
-        let before = ingress.status.as_ref().map(|before| &*before.conditions).unwrap_or_default();
-        if let Some(now) = conditions::news(before, &status.conditions, READY) {
-            let well = now.status == "True" || standing::PASSING.contains(&now.reason.as_str());
-            self.events.standing(well, ingress.object_ref(&()), "Balance", &now.reason, now.message.clone());
-        }
-        Ok(())
-    }
-
-    /// Writes down what came of a pass.
-    async fn close(&self, pass: &Pass, came: Result<(Standing, Outcome), Error>) -> Result<Outcome, Error> {
-        let (standing, outcome) = match came {
-            Ok((standing, outcome)) => (standing, Ok(outcome)),
-            Err(Error::Cloud(fault)) if fault.class != Class::Conflict => {
-                (Standing::refused(pass.alb.clone(), &fault), Err(Error::Cloud(fault)))
-            }
-            Err(error @ (Error::ReadCluster(_) | Error::ReadService(..))) if error.class() == Class::Slow => {
-                (Standing::not(pass.alb.clone(), FORBIDDEN, error.to_string()), Err(error))
-            }
-            Err(error) => return Err(error),
-        };
-        self.write(pass, &standing).await?;
-        outcome
-    }
 }
 
 /// Whether that was so short a time ago. The clock of who wrote it down may be ahead of ours.
@@ -358,7 +313,7 @@ impl<C: Cloud> Reconciler for MyIngresses<C> {
         let unknown = alb.is_none();
         let mut pass = Pass { ingress, alb, listeners, unknown };
         if pass.ingress.metadata.deletion_timestamp.is_some() {
-            return if guarded { self.finish(&pass, &owner).await } else { Ok(Outcome::Done) };
+            return if guarded { self.finish(&mut pass, &owner).await } else { Ok(Outcome::Done) };
         }
         let blocked = if pass.ingress.spec.suspend.unwrap_or_default() {
             Some((SUSPENDED, "spec.suspend is true: the load balancer is left alone".into()))
@@ -381,6 +336,7 @@ impl<C: Cloud> Reconciler for MyIngresses<C> {
 
     fn gone(&self, key: &Key) {
         self.backends.forget(key);
+        self.doubted.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
         self.written.forget(key);
     }
 }

@@ -216,7 +216,7 @@ fn own((key, value): (&String, &String)) -> (String, String) {
 }
 
 /// What nobody can change of a balancer, where it is not as it is wanted.
-fn unlike(balancer: &Balancer, wanted: &Wanted) -> Option<String> {
+pub fn unlike(balancer: &Balancer, wanted: &Wanted) -> Option<String> {
     if balancer.kind != "application" {
         return Some(format!(
             "load balancer {} is of type {}, and only application ones are looked after: delete it, or create this MyIngress anew \

@@ -230,6 +230,14 @@ async fn all_that_a_listener_has_is_put_right_and_nothing_else() {
     site.arrives(9000, &[("i-1", 30_080)]).await;
     site.arrives(81, &[("i-1", 30_080)]).await;
     site.ready("web").await;
+    for arn in [&foreign, &squatter] {
+        until("it is told", SOON, async || {
+            let told = site.bed.events("web", "Adopted").await;
+            Ok(told.iter().any(|event| event.note.as_ref().is_some_and(|words| words.contains(arn))).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
     let taken = site.listening().await;
     assert!(taken.iter().all(|it| it.tags == made.tags) && taken.iter().any(|it| it.arn == foreign));
     assert_eq!(site.groups().await.iter().find(|it| it.arn == squatter).unwrap().tags, made.tags);

@@ -1,5 +1,6 @@
 //! Nothing of a listener stays behind, whatever happens in between, and nothing goes that is not ours.
 
+use kube::api::ListParams;
 use rstest::rstest;
 use testbed::aws::{Fault, On, Point, Times};
 
@@ -23,6 +24,27 @@ impl Site {
     async fn with_listener(&self) {
         self.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
         self.ready("web").await;
+    }
+
+    /// One comes, gives way to another, and goes with its balancer, which leaves nothing behind. How it was before the end.
+    async fn life_of_a_listener(&self, node_port: u16) -> Value {
+        self.service("shop", node_port).await;
+        self.with_listener().await;
+        self.respec("web", json!({ "listeners": [http(81, "shop")] })).await;
+        self.ready("web").await;
+        let (listening, groups) = (self.listening().await, self.groups().await);
+        assert_eq!((listening.len(), groups.len()), (1, 1));
+        assert_eq!(listening[0].target_group, groups[0].arn);
+        let nodes = self.nodes().list(&ListParams::default()).await.unwrap().items.len();
+        let arrives = async || Ok((self.aws.route("web-alb", 81).len() == nodes).then_some(()));
+        until("it leads to all nodes", SOON, arrives).await.unwrap();
+        assert_eq!(self.aws.balancers().await.unwrap().len(), 1);
+        let ports: Vec<_> = self.status().await.iter().map(|it| it.port).collect();
+        self.bed.delete::<MyIngress>("web").await;
+        self.gone("web").await;
+        assert_eq!((self.aws.balancers().await.unwrap().len(), self.groups().await.len()), (0, 0));
+        never_led_nowhere(&self.aws.calls());
+        json!([ports, listening[0].port])
     }
 }
 
@@ -78,6 +100,26 @@ async fn the_groups_go_with_the_balancer() {
     left.sort_unstable();
     site.all_gone(&left).await;
     assert_eq!(site.aws.route("web-alb", 80), [("i-1".to_owned(), 30_080)]);
+}
+
+/// It was to go, may not, and serves on: the nodes go on to change meanwhile.
+#[tokio::test]
+async fn a_protected_one_follows_the_nodes() {
+    let site = Site::with_nodes("serves", &["i-1", "i-2"]).await;
+    let _operator = site.reaching().await;
+    site.service("shop", 30_080).await;
+    site.with_listener().await;
+    site.aws.protect(&site.balancer("web").await.unwrap().arn, true).await.unwrap();
+    site.bed.delete::<MyIngress>("web").await;
+    site.says("web", "DeletionProtected").await;
+    site.node("i-3").await;
+    site.node_goes("i-1").await;
+    site.arrives(80, &[("i-2", 30_080), ("i-3", 30_080)]).await;
+    site.says("web", "DeletionProtected").await;
+    site.aws.protect(&site.balancer("web").await.unwrap().arn, false).await.unwrap();
+    site.look_again("web").await;
+    site.gone("web").await;
+    assert_eq!((site.aws.balancers().await.unwrap().len(), site.groups().await.len()), (0, 0));
 }
 
 /// Each call is refused, or its answer is lost, once: in the end all is as if nothing had been.
@@ -178,28 +220,33 @@ async fn a_kill_at_any_call_leaves_nothing_behind() {
         site.aws.clear();
         // Each Service has another port.
         let node_port = 30_100 + u16::try_from(call % 1000).unwrap();
-        let scene = async {
-            site.service("shop", node_port).await;
-            site.with_listener().await;
-            site.respec("web", json!({ "listeners": [http(81, "shop")] })).await;
-            site.ready("web").await;
-            let (listening, groups) = (site.listening().await, site.groups().await);
-            assert_eq!((listening.len(), groups.len()), (1, 1));
-            assert_eq!(listening[0].target_group, groups[0].arn);
-            let arrives = async || Ok((site.aws.route("web-alb", 81).len() == nodes.len()).then_some(()));
-            until("it leads to both", SOON, arrives).await.unwrap();
-            assert_eq!(site.aws.balancers().await.unwrap().len(), 1);
-            let ingress: MyIngress = site.bed.api().get("web").await.unwrap();
-            let ports: Vec<_> = ingress.status.unwrap().listeners.iter().map(|it| it.port).collect();
-            site.bed.delete::<MyIngress>("web").await;
-            site.gone("web").await;
-            assert_eq!((site.aws.balancers().await.unwrap().len(), site.groups().await.len()), (0, 0));
-            never_led_nowhere(&site.aws.calls());
-            json!([ports, listening[0].port])
-        };
-        Box::pin(killed_at(&site, site.settings().whole_cluster(), point, call, scene)).await
+        Box::pin(killed_at(&site, site.settings().whole_cluster(), point, call, site.life_of_a_listener(node_port)))
+            .await
     });
     let calls = Box::pin(calls).await;
     // Those of the plain balancer, and for each port: three to look, group, whose, targets, listener; listener and group again.
     assert!(calls.iter().all(|calls| *calls >= 30), "{calls:?} calls");
+}
+
+/// The same at each write to Kubernetes. One point after the other: another test that has two control planes would wait for this
+/// one's second, and this one for that one's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_at_any_write_leaves_nothing_behind() {
+    use testbed::proxy::{Match, Point};
+    let site = Site::with_nodes("written", &["i-1", "i-2"]).await;
+    // Each Service has another port.
+    for (point, first) in [(Point::AfterApplied, 30_200), (Point::AfterAnswer, 30_300)] {
+        let points = [point];
+        let writes = at_each_write(&points, async |point, write| {
+            let site = site.another(site.bed.plane.clone(), "killed").await;
+            site.aws.clear();
+            let node_port = first + u16::try_from(write.min(99)).unwrap();
+            let scene = site.life_of_a_listener(node_port);
+            let (settings, writes) = (site.settings().whole_cluster(), Match::writes().except_resource("events"));
+            Box::pin(crate::support::killed_at(&site.bed, settings, writes, point, write, scene)).await
+        });
+        let writes = Box::pin(writes).await;
+        // The finalizer, what is asked for, each port when it is named and when it is asked for, Ready twice, the finalizer.
+        assert!(writes[0] >= 8, "{writes:?} writes");
+    }
 }

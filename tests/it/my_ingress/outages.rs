@@ -76,6 +76,36 @@ async fn shown_late() {
     assert!(writes.len() <= 5, "the finalizer, that it is asked for, Creating, Provisioning, Ready: {writes:?}");
 }
 
+/// One look that fails is not told; AWS that stays away is.
+#[tokio::test]
+async fn a_hiccup_is_not_told() {
+    let site = Site::new("hiccup").await;
+    let _operator = site.operator().await;
+    site.ingress("web", json!({})).await;
+    site.ready("web").await;
+    for fault in [Fault::Throttled, Fault::internal_failure()] {
+        let since = site.bed.plane.audit().mark().await.unwrap();
+        let order = site.aws.fault(On::action("DescribeTags"), Times::First(1), fault);
+        site.aws.clear();
+        site.look_again("web").await;
+        let well = |calls: &[Arc<Call>]| {
+            calls.iter().any(|call| call.action == "DescribeTags" && call.code().is_none() && call.done)
+        };
+        site.aws.wait_for(SOON, well).await.unwrap();
+        assert_eq!(order.hits(), 1);
+        // Another pass, whose look is done with.
+        site.respec("web", json!({ "tags": { "marker": uuid::Uuid::new_v4().to_string() } })).await;
+        site.ready("web").await;
+        let writes = site.writes(since).await;
+        assert!(writes.len() <= 2, "the marker's key, Ready: {writes:?}");
+    }
+    site.aws.down(true);
+    site.look_again("web").await;
+    site.says("web", "AWSUnavailable").await;
+    site.aws.down(false);
+    site.ready("web").await;
+}
+
 /// In the middle of its life: what was active stays in the status, the reason says what is wrong.
 #[tokio::test]
 async fn credentials_that_expire_and_come_back() {
