@@ -1,0 +1,41 @@
+# The operator's image. `make docker-build IMG=...` builds it for this machine, `make docker-buildx IMG=...` for all PLATFORMS:
+# the compiler always runs on the machine's own architecture, and cross-compiles for the other one.
+FROM --platform=$BUILDPLATFORM rust:1.95-bookworm AS builder
+ARG BUILDARCH
+ARG TARGETARCH
+WORKDIR /workspace
+
+RUN set -eu; \
+    case "$TARGETARCH" in \
+      amd64) machine=x86_64 package=x86-64 ;; \
+      arm64) machine=aarch64 package=aarch64 ;; \
+      *) echo "no build for $TARGETARCH: amd64 and arm64 are known" >&2; exit 1 ;; \
+    esac; \
+    mkdir .cargo; \
+    printf '[build]\ntarget = "%s-unknown-linux-gnu"\n' "$machine" >.cargo/config.toml; \
+    if [ "$TARGETARCH" != "$BUILDARCH" ]; then \
+      rustup target add "$machine-unknown-linux-gnu"; \
+      apt-get update; \
+      apt-get install --yes --no-install-recommends "gcc-$package-linux-gnu" "libc6-dev-$TARGETARCH-cross"; \
+      printf '[target.%s-unknown-linux-gnu]\nlinker = "%s-linux-gnu-gcc"\n' "$machine" "$machine" >>.cargo/config.toml; \
+    fi
+
+# The dependencies: a layer that changes with these files alone. cargo wants something to build in each member.
+COPY Cargo.toml Cargo.lock ./
+COPY testbed/Cargo.toml testbed/
+RUN mkdir -p src testbed/src benches/figures; \
+    touch src/lib.rs testbed/src/lib.rs; \
+    for main in src testbed/src benches/figures; do echo 'fn main() {}' >"$main/main.rs"; done; \
+    cargo build --release --locked --package quartermaster
+
+COPY src src
+# cargo goes by times, and those of the checkout are older than what was just built.
+RUN touch src/lib.rs src/main.rs; \
+    cargo build --release --locked --package quartermaster; \
+    mv target/*/release/quartermaster /quartermaster
+
+# glibc, and the certificates of well-known authorities; no shell.
+FROM gcr.io/distroless/cc-debian12:nonroot
+COPY --from=builder /quartermaster /quartermaster
+USER 65532:65532
+ENTRYPOINT ["/quartermaster"]
