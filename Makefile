@@ -1,15 +1,30 @@
 # The targets are named as in a kubebuilder project. `make help` lists them.
 SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites control-plane moto cluster build run manifests install uninstall fmt lint test \
-  test-binaries bench demo clean
+.PHONY: help prerequisites control-plane moto helm cluster build run manifests install uninstall deploy undeploy build-installer \
+  docker-build docker-push docker-buildx kind-load minikube-load fmt lint test test-binaries test-image bench demo clean
+
+# The image to build, push, load or deploy, such as IMG=registry.example.com/quartermaster:0.1.0. No image is published: as it
+# stands, it is a placeholder, and what config/ and deploy/ name.
+PLACEHOLDER := quartermaster:latest
+IMG ?= $(PLACEHOLDER)
+# What builds images: docker, or podman (which wants IMG=localhost/quartermaster:dev for one that is only loaded).
+CONTAINER_TOOL ?= docker
+PLATFORMS ?= linux/arm64,linux/amd64
+KIND ?= kind
+KIND_CLUSTER ?= kind
+MINIKUBE ?= minikube
+DIST ?= dist
 
 # The one on PATH, otherwise the one that is built with the control plane.
 KUBECTL = $(shell command -v kubectl || { echo "no kubectl on PATH: taking the control plane's, all of which is built unless it is there" >&2; \
   echo "$$(bash hack/controlplane/build.sh)/kubectl"; })
 
+QUARTERMASTER ?= cargo run --quiet --
+
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 prerequisites: ## Say what is missing on this machine, and how to get it
 	@bash hack/prerequisites.sh
@@ -18,9 +33,10 @@ demo: prerequisites moto ## Show it all on a real control plane (HOLD=1: stay up
 	@HOLD=$(HOLD) bash hack/demo.sh
 
 test: prerequisites ## Format, lints, and every test, on a real control plane
-	@$(MAKE) --no-print-directory -j2 moto control-plane test-binaries
+	@$(MAKE) --no-print-directory -j2 moto control-plane helm test-binaries
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	@rm -rf target/audit
 	cargo test --workspace -- --test-threads=6 # most of them wait for something most of the time
 
 test-binaries:
@@ -32,6 +48,9 @@ control-plane: ## Build etcd, the Kubernetes servers, kubectl and kwok, once
 moto: ## Install moto, which stands in for AWS, once
 	@bash hack/moto/install.sh >/dev/null
 
+helm: ## Build helm, which tests the chart, once
+	@bash hack/tools/build.sh helm >/dev/null
+
 cluster: prerequisites ## Start a real control plane and keep it until Ctrl-C
 	@cargo run -p testbed -- cluster
 
@@ -41,14 +60,64 @@ build: prerequisites ## Build the operator in release mode
 run: prerequisites ## Run the operator against the current kubeconfig
 	cargo run --release -- run
 
-manifests: prerequisites ## Generate the CRDs and RBAC in config/
+manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, and deploy/ and example/
 	cargo run -- manifests
 
 install: ## Install the CRDs into the current cluster
 	$(KUBECTL) apply -f config/crd/bases
 
 uninstall: ## Remove the CRDs from the current cluster, and every object of their kinds
+	@bash hack/guarded.sh "make uninstall" $(KUBECTL)
 	$(KUBECTL) delete --ignore-not-found -f config/crd/bases
+
+# config/default with the image in place: nothing in the tree is changed for it.
+manifest = $(KUBECTL) kustomize config/default | sed 's|image: $(PLACEHOLDER)$$|image: $(IMG)|'
+
+# $(call needs-image,what to write)
+needs-image = @[ "$(IMG)" != "$(PLACEHOLDER)" ] || { printf '%s\n' \
+  "make $@: IMG is still the placeholder $(PLACEHOLDER), and no image of that name is published. Write" $(1) >&2; exit 1; }
+pushed = "  make $@ IMG=YOUR.REGISTRY/quartermaster:TAG"
+loaded = "or, for kind (minikube-load for minikube)" "  make docker-build kind-load $@ IMG=quartermaster:dev"
+
+deploy: ## Install everything into the current cluster: IMG=... is what runs
+	$(call needs-image,$(pushed) "once it is pushed (make docker-build docker-push IMG=...)" $(loaded))
+	$(manifest) | $(KUBECTL) apply -f -
+
+undeploy: ## Remove everything from the current cluster, every object of our kinds first, while the operator still runs
+	@own=$$(mktemp) && trap 'rm -f "$$own"' EXIT && $(KUBECTL) config view --raw --minify --flatten >"$$own" && \
+	  $(QUARTERMASTER) uninstall --purge --yes --kubeconfig "$$own" # that cluster, whatever KUBECTL is told besides
+	$(KUBECTL) delete --ignore-not-found -k config/default
+
+build-installer: ## Write all of it, with IMG=..., into one file: dist/install.yaml
+	$(call needs-image,$(pushed) $(loaded))
+	@mkdir -p $(DIST)
+	$(manifest) >$(DIST)/install.yaml
+
+docker-build: ## Build the image: IMG=...
+	$(CONTAINER_TOOL) build --tag $(IMG) .
+
+docker-push: ## Push the image: IMG=...
+	$(call needs-image,$(pushed))
+	$(CONTAINER_TOOL) push $(IMG)
+
+docker-buildx: ## Build the image for all PLATFORMS, and push it: IMG=...
+	$(call needs-image,$(pushed))
+	-$(CONTAINER_TOOL) buildx create --name quartermaster-builder
+	$(CONTAINER_TOOL) buildx build --builder quartermaster-builder --push --platform $(PLATFORMS) --tag $(IMG) .
+	-$(CONTAINER_TOOL) buildx rm quartermaster-builder
+
+# As an archive, which both take whatever tool built it. $(call load,command before the archive,command after it)
+load = @archive=$$(mktemp -d) && trap 'rm -rf "$$archive"' EXIT && \
+  $(CONTAINER_TOOL) save --output "$$archive/image.tar" $(IMG) && $(1) "$$archive/image.tar" $(2)
+
+kind-load: ## Load the built image into the nodes of a kind cluster: IMG=..., KIND_CLUSTER=...
+	$(call load,$(KIND) load image-archive,--name $(KIND_CLUSTER))
+
+minikube-load: ## Load the built image into minikube: IMG=...
+	$(call load,$(MINIKUBE) image load)
+
+test-image: prerequisites ## Build the Dockerfile and run what it makes (as root; needs buildah and debootstrap)
+	@bash hack/test-image.sh
 
 fmt: ## Format the code
 	cargo fmt --all

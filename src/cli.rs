@@ -11,9 +11,11 @@ use clap_complete::Shell;
 use ipnet::IpNet;
 use secrecy::SecretString;
 
+pub mod commands;
 mod timings;
 mod value;
 
+pub use commands::ClusterCommand;
 pub use timings::{LEASE_JITTER, Timings};
 pub use value::Listen;
 
@@ -58,6 +60,9 @@ pub enum Command {
     /// Run the operator until it is told to stop (SIGTERM, Ctrl-C)
     #[command(after_help = RUN_AFTER_HELP)]
     Run(Box<RunArgs>),
+    /// What people ask of a cluster.
+    #[command(flatten)]
+    Cluster(ClusterCommand),
     /// Print the completions of a shell, such as: quartermaster completions bash > /etc/bash_completion.d/quartermaster
     Completions {
         /// The shell
@@ -65,11 +70,11 @@ pub enum Command {
     },
     /// Print the CustomResourceDefinitions, such as: quartermaster crds | kubectl apply -f -
     Crds,
-    /// Write what is generated from the code (CRDs, rights) into the source tree
+    /// Write what is generated (CRDs, rights, deploy/, example/) into the source tree
     #[command(hide = true)]
     Manifests {
-        /// The tree's config folder
-        #[arg(default_value = "config")]
+        /// The tree's root
+        #[arg(default_value = ".")]
         directory: std::path::PathBuf,
     },
     /// Print the version

@@ -8,7 +8,7 @@ use clap::{CommandFactory as _, Parser as _};
 use quartermaster::cli::{Cli, Command, Config, VERSION};
 use quartermaster::runtime::tasks::Tasks;
 use quartermaster::runtime::{BLOCKING_THREADS, client, health, manager, metrics, telemetry};
-use quartermaster::{manifests, registry};
+use quartermaster::{commands, manifests, registry};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -36,9 +36,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             let kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
             let config = args.config(&kinds).unwrap_or_else(|error| error.exit());
             telemetry::init(&config.log)?;
-            if rustls::crypto::aws_lc_rs::default_provider().install_default().is_err() {
-                anyhow::bail!("another TLS provider is installed");
-            }
+            install_tls()?;
             // Two threads carry the load that this program is made for. Each one more costs memory at rest: glibc
             // gives every thread that allocates an arena of its own. Stacks cost only what of them is used.
             let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -56,6 +54,10 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
                     ExitCode::FAILURE
                 }
             })
+        }
+        Command::Cluster(command) => {
+            install_tls()?;
+            commands::execute(command)
         }
         Command::Completions { shell } => {
             // clap_complete panics when it cannot write.
@@ -77,6 +79,11 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn install_tls() -> anyhow::Result<()> {
+    let installed = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    installed.map_err(|_| anyhow::anyhow!("another TLS provider is installed"))
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {

@@ -132,6 +132,11 @@ pub struct Target {
     pub resource: Option<String>,
 }
 
+/// The kinds that need no `apiVersion` and `resource` beside them: kind, group and plural. All are `v1`, and lie in
+/// namespaces.
+pub const KNOWN: [(&str, &str, &str); 3] =
+    [("Deployment", "apps", "deployments"), ("StatefulSet", "apps", "statefulsets"), ("Service", "", "services")];
+
 /// The group of the kinds that tell of changes.
 pub const GROUP: &str = "tg.azamaton.ru";
 

@@ -1,5 +1,7 @@
-//! What is generated from the code: CRDs and rights, under `config/`.
+//! What is generated: CRDs, rights and admission policies under `config/` and in the Helm chart from the code, `deploy/` and
+//! `example/` from all of `config/`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +11,14 @@ use serde_json::Value;
 
 use crate::registry;
 
+mod chart;
+mod flat;
+mod kustomize;
+pub mod policies;
 pub mod rbac;
+
+/// Where the chart has what its templates read.
+const CHART: &str = "charts/quartermaster/files";
 
 /// Why manifests could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +29,15 @@ pub enum Error {
     /// An object that cannot be written as JSON.
     #[error("cannot be written as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// A file that cannot be written.
+    /// A file that cannot be read as what it is.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: Box<serde_saphyr::Error>,
+    },
+    /// A file that cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
         /// Which one.
@@ -35,17 +52,30 @@ pub fn crds_yaml() -> Result<String, Error> {
     registry::crds().iter().map(yaml).collect()
 }
 
-/// Writes every generated file under `dir` (the tree `config/`).
-pub fn write(dir: &Path) -> Result<(), Error> {
-    for (name, text) in files()? {
-        let path = dir.join(name);
+/// Writes every generated file of the source tree `root`.
+pub fn write(root: &Path) -> Result<(), Error> {
+    for (name, text) in tree(root)? {
+        let path = root.join(name);
         let written = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, text));
         written.map_err(|source| Error::File { path, source })?;
     }
     Ok(())
 }
 
-/// Every generated file: its path under `config/`, and its text.
+/// Every generated file of the source tree `root`: its path there, and its text. What is written by hand is read.
+pub fn tree(root: &Path) -> Result<Vec<(String, String)>, Error> {
+    let mut tree: BTreeMap<_, _> = files()?.into_iter().map(|(name, text)| (format!("config/{name}"), text)).collect();
+    let read = |path: &Path| match path.to_str().and_then(|path| tree.get(path)) {
+        Some(text) => Ok(text.clone()),
+        None => fs::read_to_string(root.join(path)).map_err(|source| Error::File { path: path.into(), source }),
+    };
+    let flat = [flat::deploy(&read)?, flat::example(&read)?].concat();
+    tree.extend(flat);
+    tree.extend(chart::files()?.into_iter().map(|(name, text)| (format!("{CHART}/{name}"), text)));
+    Ok(tree.into_iter().collect())
+}
+
+/// Every file that is generated from the code alone: its path under `config/`, and its text.
 pub fn files() -> Result<Vec<(String, String)>, Error> {
     let mut files = Vec::new();
     let mut bases = Vec::new();
@@ -55,14 +85,21 @@ pub fn files() -> Result<Vec<(String, String)>, Error> {
         files.push((format!("crd/{name}"), generated(&yaml(&kind.crd())?)));
         bases.push(name);
     }
-    files.push(("crd/kustomization.yaml".into(), generated(&kustomization(&bases)?)));
-    let mut names = Vec::new();
-    for (name, object) in rbac::objects() {
-        let name = format!("{name}.yaml");
-        files.push((format!("rbac/{name}"), generated(&yaml(&object)?)));
-        names.push(name);
+    files.push(("crd/kustomization.yaml".into(), generated(&kustomization(&bases, &[])?)));
+    let policies = policies::objects(rbac::NAMESPACE, rbac::SERVICE_ACCOUNT);
+    files.push(("policy/kustomizeconfig.yaml".into(), generated(&yaml(&policies::kustomize_config())?)));
+    for (folder, objects, configurations) in
+        [("rbac", rbac::objects(), &[][..]), ("policy", policies, &["kustomizeconfig.yaml"])]
+    {
+        let mut names = Vec::new();
+        for (name, object) in objects {
+            let name = format!("{name}.yaml");
+            files.push((format!("{folder}/{name}"), generated(&yaml(&object)?)));
+            names.push(name);
+        }
+        let kustomization = kustomization(&names, configurations)?;
+        files.push((format!("{folder}/kustomization.yaml"), generated(&kustomization)));
     }
-    files.push(("rbac/kustomization.yaml".into(), generated(&kustomization(&names)?)));
     Ok(files)
 }
 
@@ -70,12 +107,17 @@ fn generated(yaml: &str) -> String {
     format!("# Generated from the code: run `make manifests`.\n{yaml}")
 }
 
-fn kustomization(resources: &[String]) -> Result<String, Error> {
-    yaml(&serde_json::json!({
+/// Of these files, with these changes of how kustomize works.
+fn kustomization(resources: &[String], configurations: &[&str]) -> Result<String, Error> {
+    let mut kustomization = serde_json::json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": resources,
-    }))
+    });
+    if !configurations.is_empty() {
+        kustomization["configurations"] = configurations.into();
+    }
+    yaml(&kustomization)
 }
 
 /// One document. Rules and messages stand on one line each, as `kubectl` prints them.
@@ -120,17 +162,19 @@ mod tests {
 
     #[test]
     fn committed_files_are_current() {
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("config");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut current = Vec::new();
-        for (name, text) in files().unwrap() {
-            let committed = fs::read_to_string(config.join(&name)).unwrap_or_default();
-            assert!(committed == text, "config/{name} is not what the code says: run `make manifests`");
+        for (name, text) in tree(root).unwrap() {
+            let committed = fs::read_to_string(root.join(&name)).unwrap_or_default();
+            assert!(committed == text, "{name} is not what it would be now: run `make manifests`");
             current.push(name);
         }
-        for folder in ["crd/bases", "rbac"] {
-            for file in fs::read_dir(config.join(folder)).unwrap() {
+        let chart = ["crd", "people", "policy"].map(|folder| format!("{CHART}/{folder}"));
+        let config = ["config/crd/bases", "config/rbac", "config/policy", "deploy", "example"].map(str::to_owned);
+        for folder in config.into_iter().chain(chart) {
+            for file in fs::read_dir(root.join(&folder)).unwrap() {
                 let name = format!("{folder}/{}", file.unwrap().file_name().to_string_lossy());
-                assert!(current.contains(&name), "config/{name} is generated by nothing: remove it");
+                assert!(current.contains(&name), "{name} is generated by nothing: remove it");
             }
         }
     }

@@ -11,11 +11,12 @@ use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde_json::Value;
 
+use super::policies;
 use crate::api::kind::{Kind, Right};
 use crate::registry::{AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEADER_RIGHTS, TARGET_RIGHTS};
 
-const SERVICE_ACCOUNT: &str = "controller-manager";
-const NAMESPACE: &str = "system";
+pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";
+pub(super) const NAMESPACE: &str = "system";
 
 /// All objects, each with the name of its file.
 pub fn objects() -> Vec<(String, Value)> {
@@ -29,13 +30,17 @@ pub fn objects() -> Vec<(String, Value)> {
         file("tracker_role_binding", &cluster_binding("tracker-rolebinding", "tracker-role")),
         file("tracker_targets_role", &tracker_targets()),
     ];
-    for kind in KINDS {
-        objects.extend(
-            [("viewer", VIEWER), ("editor", EDITOR), ("admin", ADMIN)]
-                .map(|(who, verbs)| file(&format!("{}_{who}_role", kind.controller), &people(kind, who, verbs))),
-        );
-    }
+    objects.extend(for_people());
     objects
+}
+
+/// The roles for people.
+pub fn for_people() -> Vec<(String, Value)> {
+    let of = |kind: &'static Kind| {
+        [("viewer", VIEWER), ("editor", EDITOR), ("admin", ADMIN)]
+            .map(|(who, verbs)| file(&format!("{}_{who}_role", kind.controller), &people(kind, who, verbs)))
+    };
+    KINDS.iter().flat_map(of).collect()
 }
 
 /// Everything that the operator's controllers need in all namespaces; equal rights of several kinds once.
@@ -85,22 +90,36 @@ const VIEWER: &[&str] = &["get", "list", "watch"];
 const EDITOR: &[&str] = &["create", "delete", "get", "list", "patch", "update", "watch"];
 const ADMIN: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
-/// For people. Only the viewer role joins the cluster's own `view`: who may edit objects in one namespace is not by that
-/// allowed to read fields of another one through a `TrackedField`.
+/// For people; each joins the cluster's own role of that rank. That who may edit the objects of one namespace reaches no
+/// further through them is for the policies to see to; where these have no right to compare with, only the viewer's joins.
 fn people(kind: &Kind, who: &str, verbs: &[&str]) -> ClusterRole {
     let resource = kind.resource();
     let mut metadata = meta(&format!("{}-{who}-role", kind.controller));
-    if who == "viewer" {
-        let view = labels([("rbac.authorization.k8s.io/aggregate-to-view", "true")]);
-        metadata.labels.get_or_insert_default().extend(view);
+    let joins = match who {
+        "viewer" => Some("rbac.authorization.k8s.io/aggregate-to-view"),
+        _ if !policies::compares(kind) => None,
+        "editor" => Some("rbac.authorization.k8s.io/aggregate-to-edit"),
+        _ => Some("rbac.authorization.k8s.io/aggregate-to-admin"),
+    };
+    metadata.labels.get_or_insert_default().extend(joins.map(|role| (role.to_owned(), "true".to_owned())));
+    let of = |subresource: &str| format!("{}/{subresource}", resource.plural);
+    let mut rules =
+        vec![rule(&resource.group, &[&resource.plural], verbs), rule(&resource.group, &[&of("status")], &["get"])];
+    let versions = kind.crd().spec.versions;
+    if versions.iter().filter_map(|version| version.subresources.as_ref()).any(|it| it.scale.is_some()) {
+        let verbs: &[&str] = if who == "viewer" { &["get"] } else { &["get", "patch", "update"] };
+        rules.push(rule(&resource.group, &[&of("scale")], verbs));
     }
-    let status = format!("{}/status", resource.plural);
-    let rules = vec![rule(&resource.group, &[&resource.plural], verbs), rule(&resource.group, &[&status], &["get"])];
     ClusterRole { metadata, rules: Some(rules), aggregation_rule: None }
 }
 
 fn service_account() -> ServiceAccount {
-    ServiceAccount { metadata: namespaced(SERVICE_ACCOUNT), ..Default::default() }
+    // The operator's Pod asks for its token; whatever else may run under the account gets none by itself.
+    ServiceAccount {
+        metadata: namespaced(SERVICE_ACCOUNT),
+        automount_service_account_token: Some(false),
+        ..Default::default()
+    }
 }
 
 fn cluster_binding(name: &str, role: &str) -> ClusterRoleBinding {
@@ -132,7 +151,7 @@ fn role_ref(kind: &str, name: &str) -> RoleRef {
     RoleRef { api_group: "rbac.authorization.k8s.io".into(), kind: kind.into(), name: name.into() }
 }
 
-fn policy(right: &Right) -> PolicyRule {
+pub(super) fn policy(right: &Right) -> PolicyRule {
     rule(right.group, right.resources, right.verbs)
 }
 
@@ -146,7 +165,7 @@ fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> PolicyRule {
     }
 }
 
-fn meta(name: &str) -> ObjectMeta {
+pub(super) fn meta(name: &str) -> ObjectMeta {
     let labels = labels([("app.kubernetes.io/name", "quartermaster"), ("app.kubernetes.io/managed-by", "kustomize")]);
     ObjectMeta { name: Some(name.into()), labels: Some(labels), ..Default::default() }
 }
@@ -159,7 +178,7 @@ fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> 
     pairs.map(|(key, value)| (key.into(), value.into())).into()
 }
 
-fn file(name: &str, object: &impl serde::Serialize) -> (String, Value) {
+pub(super) fn file(name: &str, object: &impl serde::Serialize) -> (String, Value) {
     // Plain structs with string keys: this cannot fail.
     (name.into(), serde_json::to_value(object).unwrap_or_default())
 }

@@ -10,7 +10,7 @@ use futures::future::BoxFuture;
 use http::header::USER_AGENT;
 use http::{HeaderValue, Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
-use kube::config::Kubeconfig;
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::time::{Instant, timeout};
 use tower::{BoxError, Layer, Service};
@@ -49,10 +49,24 @@ pub fn is_not_leading(error: &kube::Error) -> bool {
 /// # Errors
 /// There is neither, or the kubeconfig names a proxy.
 pub async fn cluster() -> anyhow::Result<Config> {
-    let mut config = Config::infer().await.context("no cluster: neither a kubeconfig nor a Pod's own files")?;
-    // kube takes HTTPS_PROXY for the apiserver's proxy too, in a kubeconfig that has none.
+    let config = Config::infer().await.context("no cluster: neither a kubeconfig nor a Pod's own files")?;
+    direct(config, || Kubeconfig::read().is_ok_and(|kubeconfig| names_a_proxy(&kubeconfig)))
+}
+
+/// The cluster of the current context of this kubeconfig.
+///
+/// # Errors
+/// It has none, or it names a proxy.
+pub async fn cluster_of(kubeconfig: Kubeconfig) -> anyhow::Result<Config> {
+    let proxied = names_a_proxy(&kubeconfig);
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+    direct(config.context("the kubeconfig")?, || proxied)
+}
+
+/// kube takes `HTTPS_PROXY` for the apiserver's proxy too, in a kubeconfig that has none.
+fn direct(mut config: Config, names_a_proxy: impl FnOnce() -> bool) -> anyhow::Result<Config> {
     let proxy = config.proxy_url.take();
-    if proxy.is_some() && Kubeconfig::read().is_ok_and(|kubeconfig| names_a_proxy(&kubeconfig)) {
+    if proxy.is_some() && names_a_proxy() {
         // The URL may hold a password.
         anyhow::bail!(
             "the kubeconfig's cluster has a proxy-url, and the apiserver is not reached through a proxy here: give a \

@@ -4,6 +4,7 @@ pub mod aws;
 pub mod bot_api;
 pub mod control_plane;
 mod journal;
+pub mod kubelet;
 mod orders;
 pub mod process;
 pub mod proxy;

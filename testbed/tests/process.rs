@@ -100,8 +100,8 @@ async fn ctrl_c_ends_a_command_well_and_leaves_no_server() {
     let port = format!("--secure-port={}", server.rsplit_once(':').unwrap().1);
     let apiservers = processes_with(&port);
     let [apiserver] = apiservers.as_slice() else { panic!("{apiservers:#?}") };
-    let audit = apiserver.split(' ').find_map(|arg| arg.strip_prefix("--audit-log-path=")).unwrap();
-    let folder = Path::new(audit).parent().unwrap();
+    let policy = apiserver.split(' ').find_map(|arg| arg.strip_prefix("--audit-policy-file=")).unwrap();
+    let folder = Path::new(policy).parent().unwrap();
 
     signal_alone("INT", child.id());
     let status = child.wait(DEADLINE).await.unwrap();

@@ -228,9 +228,17 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
             .await
             .unwrap();
     };
+    let lies_in = async |namespace: Option<&str>| {
+        bed.patch::<TrackedField>("it", json!({ "spec": { "target": { "namespace": namespace } } })).await;
+    };
     widgets.serve_as(&bed, "Cluster", "Widget").await;
     put("Widget", None, 5).await;
     track(&bed, "it", widgets.target(&bed, "Widget", "widgets"), "{.spec.size}").await;
+    // Its author may have been asked for a right in that namespace only.
+    let words = bed.waiting("it", "ResourceMismatch: widgets lie in no namespace").await;
+    assert!(words.ends_with("leave target.namespace out"), "{words}");
+    assert_eq!(told(&bed.history("it").await), []);
+    lies_in(None).await;
     let mut wanted = vec![("Created", Some("5"))];
     bed.delivered("it", &wanted).await;
 
@@ -241,6 +249,8 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
     bed.delivered("it", &wanted).await;
     widgets.serve_as(&bed, "Namespaced", "Widget").await;
     put("Widget", Some(&bed.namespace), 6).await;
+    bed.waiting("it", "ResourceMismatch: widgets lie in namespaces").await;
+    lies_in(Some(&bed.namespace)).await;
     wanted.push(("Created", Some("6")));
     bed.delivered("it", &wanted).await;
     bed.waiting("it", "").await;
@@ -254,6 +264,8 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
     let words = bed.waiting("it", "ResourceMismatch: widgets of ").await;
     assert!(words.ends_with("write target.kind: Gadget"), "{words}");
     bed.patch::<TrackedField>("it", json!({ "spec": { "target": { "kind": "Gadget" } } })).await;
+    bed.waiting("it", "ResourceMismatch: widgets lie in no namespace").await;
+    lies_in(None).await;
     wanted.push(("Created", Some("7")));
     bed.delivered("it", &wanted).await;
     bed.waiting("it", "").await;

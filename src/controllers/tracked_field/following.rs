@@ -96,6 +96,11 @@ impl<T: Transport> TrackedFields<T> {
         if !self.scope.covers(namespace) {
             return Err(Waiting::OutOfScope { namespace: namespace.into() });
         }
+        // A right in the namespace that is named is all that a policy asks its author for.
+        if !resolved.namespaced && !target.namespace.is_empty() {
+            let words = format!("{} lie in no namespace: leave target.namespace out", resolved.resource.plural);
+            return Err(Waiting::ResourceMismatch(words));
+        }
         let api = if resolved.namespaced {
             Api::namespaced_with(self.client.clone(), namespace, &resolved.resource)
         } else {

@@ -8,7 +8,7 @@ use kube::Client;
 use kube::core::GroupVersionKind;
 use kube::discovery::ApiResource;
 
-use crate::api::tracked_field::{GROUP, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, Target};
+use crate::api::tracked_field::{GROUP, KNOWN, OURS_ARE_NOT_TRACKED, SECRETS_ARE_NOT_TRACKED, Target};
 use crate::runtime::watch_hub::ResourceName;
 
 /// One object of one resource.
@@ -127,12 +127,7 @@ fn is_secret(api_version: &str, plural: &str) -> bool {
 }
 
 fn built_in(kind: &str) -> Option<Resolved> {
-    let (group, plural) = match kind {
-        "Deployment" => ("apps", "deployments"),
-        "StatefulSet" => ("apps", "statefulsets"),
-        "Service" => ("", "services"),
-        _ => return None,
-    };
+    let (_, group, plural) = KNOWN.into_iter().find(|(known, ..)| *known == kind)?;
     let gvk = GroupVersionKind::gvk(group, "v1", kind);
     Some(Resolved { resource: ApiResource::from_gvk_with_plural(&gvk, plural), namespaced: true })
 }

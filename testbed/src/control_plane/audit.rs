@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,9 @@ omitStages: [RequestReceived]
 rules:
 - level: Metadata
 ";
+
+/// The environment variable that names a folder for the logs of all control planes.
+pub const KEPT_IN: &str = "TESTBED_AUDIT_LOGS";
 
 /// How long the line of an answered request may take to stand in the log.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -70,6 +73,8 @@ pub struct Request {
     pub subject: Subject,
     /// The HTTP status it was answered with.
     pub code: u16,
+    /// Whether its user lacked the right to it. Another refusal may have the same status.
+    pub lacked_right: bool,
     /// When the apiserver received it.
     pub time: Timestamp,
     /// The client's name for itself.
@@ -136,6 +141,17 @@ impl Audit {
     }
 }
 
+/// Every request in this log of a control plane that has ended.
+///
+/// # Errors
+/// The file cannot be read, or a line cannot be understood.
+pub fn kept(log: &Path) -> Result<Vec<Request>> {
+    BufReader::new(File::open(log)?)
+        .lines()
+        .filter_map(|line| line.map_err(Into::into).and_then(|line| parse(&line)).transpose())
+        .collect()
+}
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Event {
@@ -146,6 +162,8 @@ struct Event {
     user_agent: String,
     #[serde(default)]
     object_ref: ObjectRef,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
     response_status: Option<ResponseStatus>,
     request_received_timestamp: Timestamp,
 }
@@ -189,6 +207,10 @@ fn parse(line: &str) -> Result<Option<Request>> {
     Ok(Some(Request {
         subject: Subject { user: event.user.username, verb: event.verb, group, resource, namespace, name },
         code,
+        lacked_right: event
+            .annotations
+            .get("authorization.k8s.io/decision")
+            .is_some_and(|decision| decision == "forbid"),
         time: event.request_received_timestamp,
         user_agent: event.user_agent,
     }))

@@ -245,7 +245,7 @@ impl ControlPlane {
 
     /// Who asked the apiserver for what.
     pub fn audit(&self) -> Audit {
-        Audit::new(&self.servers.file("audit.log"), self.admin.clone())
+        Audit::new(&self.servers.audit_log(), self.admin.clone())
     }
 
     /// Kills the apiserver with SIGKILL; returns once it is dead. What is stored stays.
@@ -310,7 +310,10 @@ impl ControlPlane {
 
 /// The folder with the programs. They are built if they are not there yet: about six minutes, with progress on standard
 /// error.
-async fn binaries() -> Result<PathBuf> {
+///
+/// # Errors
+/// They cannot be built.
+pub async fn binaries() -> Result<PathBuf> {
     folder_of("hack/controlplane/build.sh").await
 }
 

@@ -1,9 +1,10 @@
 //! The servers' command lines.
 
+use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use uuid::Uuid;
 
 use super::audit;
@@ -62,6 +63,15 @@ impl Servers {
         self.folder.join(name)
     }
 
+    /// Where the apiserver logs who asked for what. In the folder that [`audit::KEPT_IN`] names it outlives the servers.
+    pub(super) fn audit_log(&self) -> PathBuf {
+        let name = self.folder.file_name().unwrap_or_default().to_string_lossy();
+        match std::env::var_os(audit::KEPT_IN) {
+            Some(folder) => Path::new(&folder).join(format!("{name}.log")),
+            None => self.file("audit.log"),
+        }
+    }
+
     pub(super) fn url(&self) -> String {
         format!("https://127.0.0.1:{}", self.ports.apiserver)
     }
@@ -77,6 +87,7 @@ impl Servers {
         write("service-accounts.key", &accounts.serialize_pem())?;
         write("service-accounts.pub", &accounts.public_key_pem())?;
         write("audit-policy.yaml", audit::POLICY)?;
+        self.audit_log().parent().map_or(Ok(()), fs::create_dir_all)?;
         Ok(())
     }
 
@@ -109,7 +120,7 @@ impl Servers {
             // As OpenShift has it: who sets blockOwnerDeletion needs a right.
             .arg("--enable-admission-plugins=OwnerReferencesPermissionEnforcement")
             .arg(flag("audit-policy-file", self.file("audit-policy.yaml")))
-            .arg(flag("audit-log-path", self.file("audit.log")))
+            .arg(flag("audit-log-path", self.audit_log()))
             .arg("--audit-log-maxsize=0") // no rotation: places in the file are kept as marks
             .args(&self.apiserver_flags)
             .spawn(self.file("kube-apiserver.log"))
@@ -137,9 +148,12 @@ impl Servers {
     }
 
     pub(super) fn kwok(&self, kubeconfig: &Path) -> Result<Child> {
+        let stages = self.file("kwok-stages.yaml");
+        let all = fs::read_to_string(self.binaries.join("kwok-stages.yaml")).context("kwok's stages")?;
+        fs::write(&stages, without_the_end_of_jobs(&all)).context("kwok's stages")?;
         self.program("kwok")
             .arg(flag("kubeconfig", kubeconfig))
-            .arg(flag("config", self.binaries.join("kwok-stages.yaml")))
+            .arg(flag("config", stages))
             .args(["--manage-all-nodes=true", "--cidr=10.244.0.0/16"])
             .spawn(self.file("kwok.log"))
     }
@@ -148,6 +162,11 @@ impl Servers {
     fn program(&self, name: &str) -> Program {
         Program::new(self.binaries.join(name)).current_dir(&self.folder).env("HOME", &self.folder)
     }
+}
+
+/// A Job is not done for having begun: [`crate::kubelet::end`] says what came of it.
+fn without_the_end_of_jobs(stages: &str) -> String {
+    stages.split_inclusive("---\n").filter(|stage| !stage.contains("\n  name: pod-complete\n")).collect()
 }
 
 fn local(port: u16) -> String {

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::Value;
+use testbed::ControlPlane;
 use testbed::aws::{Aws, FOREIGN};
+use testbed::kubelet::{self, Container};
 use testbed::process::{Child, Folder, Program};
 use testbed::wait::until;
 
@@ -124,6 +126,7 @@ impl Operator {
         if !settings.whole_cluster {
             flags.push(format!("--watch-namespace={}", bed.namespace));
         }
+        flags.insert(0, "run".into());
         // What the test gives takes the place of ours.
         let name = |flag: &str| flag.split('=').next().unwrap_or_default().to_owned();
         flags.retain(|flag| !settings.flags.iter().any(|given| name(given) == name(flag)));
@@ -132,6 +135,24 @@ impl Operator {
         let program = settings.as_shipped.unwrap_or_else(|| env!("CARGO_BIN_EXE_quartermaster").into());
         let child = spawn(&program, &kubeconfig, &flags, &settings.env, &folder, 1);
         Self { child, program, kubeconfig, flags, env: settings.env, starts: 1, folder }
+    }
+
+    /// Starts what a kubelet would start for this Deployment, a process for each Pod, and waits until all are ready.
+    pub async fn installed(plane: &ControlPlane, namespace: &str, deployment: &str) -> Vec<Self> {
+        let program: PathBuf = env!("CARGO_BIN_EXE_quartermaster").into();
+        let mut operators = Vec::new();
+        for Container { args, env, kubeconfig, .. } in
+            kubelet::deployed(plane, namespace, deployment, SOON).await.unwrap()
+        {
+            let folder = Folder::new().unwrap();
+            let child = spawn(&program, &kubeconfig, &args, &env, &folder, 1);
+            let program = program.clone();
+            operators.push(Self { child, program, kubeconfig, flags: args, env, starts: 1, folder });
+        }
+        for operator in &operators {
+            operator.ready().await;
+        }
+        operators
     }
 
     /// Starts it again after it ended.
@@ -209,8 +230,7 @@ fn spawn(
     folder: &Folder,
     start: u32,
 ) -> Child {
-    let program =
-        Program::new(program).arg("run").args(flags).env("KUBECONFIG", kubeconfig).env_remove("POD_NAMESPACE");
+    let program = Program::new(program).args(flags).env("KUBECONFIG", kubeconfig).env_remove("POD_NAMESPACE");
     // Those of this machine lead to somebody's account.
     let program = FOREIGN.iter().fold(program, Program::env_remove);
     let program = env.iter().fold(program, |program, (name, value)| program.env(name, value));

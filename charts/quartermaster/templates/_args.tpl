@@ -1,0 +1,59 @@
+{{/* What the operator is started with: each flag that is not as it is without being said. */}}
+{{- define "quartermaster.args" -}}
+- run
+{{- with .Values.leaderElection }}
+{{- if .enabled }}
+- --leader-elect
+{{- end }}
+{{- end }}
+- --metrics-bind-address={{ ternary (printf ":%d" (int .Values.metrics.port)) "0" .Values.metrics.enabled }}
+- --health-probe-bind-address=:{{ int .Values.healthProbe.port }}
+{{- if ne (join "," .Values.controllers) "*" }}
+- {{ printf "--controllers=%s" (join "," .Values.controllers) | quote }}
+{{- end }}
+{{- range .Values.watchNamespaces }}
+- --watch-namespace={{ . }}
+{{- end }}
+{{- with .Values.clusterName }}
+- {{ printf "--cluster-name=%s" . | quote }}
+{{- end }}
+{{- if .Values.allowProtectedDestinations }}
+- --allow-protected-destinations
+{{- end }}
+{{- with .Values.sharedSecrets }}
+- --shared-secrets={{ . }}
+{{- end }}
+{{- with .Values.telegramAPIURL }}
+- {{ printf "--telegram-api-url=%s" . | quote }}
+{{- end }}
+{{- if .Values.webhook.allowLoopback }}
+- --webhook-allow-loopback
+{{- end }}
+{{- range .Values.webhook.denyCIDRs }}
+- --webhook-deny-cidr={{ . }}
+{{- end }}
+{{- with .Values.webhook.proxy }}
+- {{ printf "--webhook-proxy=%s" . | quote }}
+{{- end }}
+{{- with .Values.leaderElection.id }}
+- --leader-election-id={{ . }}
+{{- end }}
+{{- with .Values.leaderElection.leaseDuration }}
+- --lease-duration={{ . }}
+{{- end }}
+{{- with .Values.leaderElection.renewDeadline }}
+- --lease-renew-deadline={{ . }}
+{{- end }}
+{{- with .Values.leaderElection.retryPeriod }}
+- --lease-retry-period={{ . }}
+{{- end }}
+{{- with .Values.log.level }}
+- {{ printf "--log-level=%s" . | quote }}
+{{- end }}
+{{- with .Values.log.format }}
+- --log-format={{ . }}
+{{- end }}
+{{- range .Values.extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end -}}

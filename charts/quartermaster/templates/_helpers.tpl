@@ -1,0 +1,160 @@
+{{/* What all names begin with: with the longest that follows, -controller-manager-metrics-service, they have 63 characters at most. */}}
+{{- define "quartermaster.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 28 | trimSuffix "-" -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 28 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 28 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "quartermaster.serviceAccount" -}}
+{{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
+{{- fail "serviceAccount.create is false: write the name of the account that is there into serviceAccount.name" -}}
+{{- end -}}
+{{- .Values.serviceAccount.name | default (printf "%s-controller-manager" (include "quartermaster.fullname" .)) -}}
+{{- end -}}
+
+{{- define "quartermaster.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of everything. */}}
+{{- define "quartermaster.labels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* Labels that find the Pods of this release. */}}
+{{- define "quartermaster.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+control-plane: controller-manager
+{{- end -}}
+
+{{/* The controllers that run, as YAML: what --controllers says. */}}
+{{- define "quartermaster.controllers" -}}
+{{- $said := .Values.controllers -}}
+{{- $all := keys (.Files.Get "files/rights.yaml" | fromYaml).controllers | sortAlpha -}}
+{{- range $said -}}
+{{- $name := trimPrefix "-" . -}}
+{{- if not (or (eq $name "*") (has $name $all)) -}}
+{{- fail (printf "controllers: there is no %q; write * for all, or names of: %s" $name (join ", " $all)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $all -}}
+{{- if and (or (has "*" $said) (has . $said)) (not (has (printf "-%s" .) $said)) }}
+- {{ . }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Rules for the controllers that run, equal rights of several once. `of`: which of files/rights.yaml. */}}
+{{- define "quartermaster.rules" -}}
+{{- $rights := .root.Files.Get "files/rights.yaml" | fromYaml -}}
+{{- $of := .of -}}
+{{- $verbs := dict -}}
+{{- range include "quartermaster.controllers" .root | fromYamlArray -}}
+{{- $controller := index $rights.controllers . -}}
+{{- range $of -}}
+{{- range index $controller . -}}
+{{- $rule := . -}}
+{{- range .resources -}}
+{{- $key := printf "%s %s" (first $rule.apiGroups) . -}}
+{{- $_ := set $verbs $key (concat (index $verbs $key | default list) $rule.verbs) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range keys $verbs | sortAlpha -}}
+{{- $parts := splitList " " . }}
+- apiGroups: [{{ first $parts | quote }}]
+  resources: [{{ last $parts }}]
+  verbs: {{ index $verbs . | uniq | sortAlpha | toJson }}
+{{- end -}}
+{{- end -}}
+
+{{/* What an operator of some namespaces needs beside them. */}}
+{{- define "quartermaster.beside" -}}
+{{- $rights := .Files.Get "files/rights.yaml" | fromYaml -}}
+{{- range include "quartermaster.controllers" . | fromYamlArray -}}
+{{- with (index $rights.controllers .).beside }}
+{{ toYaml . }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "quartermaster.subject" }}
+- kind: ServiceAccount
+  name: {{ include "quartermaster.serviceAccount" . }}
+  namespace: {{ .Release.Namespace | quote }}
+{{- end -}}
+
+{{/* An object of a file, with this release's name and labels. */}}
+{{- define "quartermaster.ours" -}}
+{{- $object := .object -}}
+{{- $_ := set $object.metadata "name" (printf "%s-%s" (include "quartermaster.fullname" .root) $object.metadata.name) -}}
+{{- $_ := set $object.metadata "labels" (merge (include "quartermaster.labels" .root | fromYaml) $object.metadata.labels) -}}
+{{- toYaml $object -}}
+{{- end -}}
+
+{{/* Where Pods may run, and as what. */}}
+{{- define "quartermaster.pod" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+{{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+{{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  seccompProfile:
+    type: RuntimeDefault
+{{- end -}}
+
+{{- define "quartermaster.container" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  capabilities:
+    drop:
+    - ALL
+{{- end -}}
+
+{{/* What exists only to uninstall. */}}
+{{- define "quartermaster.uninstall" -}}
+labels:
+  {{- include "quartermaster.labels" . | nindent 2 }}
+annotations:
+  helm.sh/hook: pre-delete
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
+{{/* Says something where `object`, which is in the cluster, belongs to this release: helm marks what it installs. */}}
+{{- define "quartermaster.isOurs" -}}
+{{- $marks := dig "metadata" "annotations" dict .object -}}
+{{- if and (eq (index $marks "meta.helm.sh/release-name" | default "") .root.Release.Name) (eq (index $marks "meta.helm.sh/release-namespace" | default "") .root.Release.Namespace) -}}
+true
+{{- end -}}
+{{- end -}}

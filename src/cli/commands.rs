@@ -1,0 +1,275 @@
+//! The subcommands that people run against a cluster, with their own kubeconfig.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::value;
+
+const STATUS_AFTER_HELP: &str = "\
+STATE is Ready, NotReady (REASON says why, and the words stand below the table), Delivering (messages are on their way),
+Suspended, Deleting, or Unseen: nobody has looked at the object as it is now.
+
+Examples:
+  quartermaster status
+      Everything, in all namespaces.
+  quartermaster status -n shop --watch
+      One namespace, again and again.
+  quartermaster status -o json | jq '.objects[] | select(.state == \"NotReady\")'
+      For scripts.
+
+Exit codes: 0 shown, whatever it shows; 1 the cluster could not be asked; 2 usage.";
+
+const HISTORY_AFTER_HELP: &str = "\
+Examples:
+  quartermaster history tf/nginx-replicas -n shop
+      What the TrackedField has recorded, oldest first, and how far each message got.
+  quartermaster history nginx-replicas -o json
+      For scripts: the entries as they are stored.
+
+Exit codes: 0 shown; 1 there is no such TrackedField, or the cluster could not be asked; 2 usage.";
+
+const ADOPT_AFTER_HELP: &str = "\
+What is looked for: ConfigMaps where a ConfigMapSync is to have a copy, the Pod NAME-pod of a MyApp, the load balancer
+NAME-alb of a MyIngress. Only what nobody else marked as theirs is offered. With --yes each one gets the mark
+quartermaster.dev/adopt-by=NAMESPACE/NAME, an annotation or a tag, and the operator takes it over from there.
+
+Region and credentials of AWS are what the SDK finds: AWS_REGION, AWS_PROFILE and so on. They are looked for only where a
+MyIngress is not ready.
+
+Examples:
+  quartermaster adopt
+      Show what can be handed over. Nothing is changed.
+  quartermaster adopt -n shop --yes
+      Hand over what the resources of one namespace are to have.
+
+Exit codes: 0 shown, or handed over; 1 something could not be looked at or handed over; 2 usage.";
+
+const UNINSTALL_AFTER_HELP: &str = "\
+Run it while the operator runs: it is the operator that takes away copies of ConfigMaps and load balancers. Then delete the
+operator. The CRDs stay unless --purge is given; so does whatever is not a resource of Quartermaster.
+
+Examples:
+  quartermaster uninstall
+      Show what would be deleted, and ask.
+  quartermaster uninstall --yes --purge --timeout=2m
+      For scripts: without a question, CRDs too.
+  quartermaster uninstall --keep-children
+      Delete the resources alone: apps run on, copies and load balancers stay.
+  quartermaster uninstall --without-operator --operator-namespace=quartermaster-system
+      The operator that ran there is gone, and resources stay Terminating: take its finalizers away. What it would have taken
+      away itself is left behind, and named.
+
+Exit codes: 0 all is gone; 1 something is left, and is named with what holds it up; 2 usage, or nobody said yes.";
+
+/// What people ask of a cluster.
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Show everything that Quartermaster manages, what is not well, and why
+    #[command(after_help = STATUS_AFTER_HELP)]
+    Status(StatusArgs),
+    /// Draw what a TrackedField has recorded
+    #[command(after_help = HISTORY_AFTER_HELP)]
+    History(HistoryArgs),
+    /// Hand over what another program left without a mark: copies, Pods, load balancers
+    #[command(after_help = ADOPT_AFTER_HELP)]
+    Adopt(AdoptArgs),
+    /// Delete all resources of Quartermaster's kinds, and say what holds one up
+    #[command(after_help = UNINSTALL_AFTER_HELP)]
+    Uninstall(UninstallArgs),
+}
+
+/// Which cluster is meant, as kubectl's users say it.
+#[derive(Debug, Default, Args)]
+pub struct Cluster {
+    /// The kubeconfig, in place of $KUBECONFIG and ~/.kube/config
+    #[arg(long, value_name = "FILE", help_heading = "Cluster")]
+    pub kubeconfig: Option<PathBuf>,
+    /// A context of the kubeconfig, in place of its current one
+    #[arg(long, value_name = "NAME", help_heading = "Cluster")]
+    pub context: Option<String>,
+}
+
+/// The whole cluster, or one namespace of it.
+#[derive(Debug, Default, Args)]
+pub struct Scope {
+    #[command(flatten)]
+    pub(crate) cluster: Cluster,
+    /// Only what is in this namespace. Default: every namespace
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::namespace)]
+    pub(crate) namespace: Option<String>,
+    /// Every namespace, which is the default: for fingers that are used to kubectl
+    #[arg(short = 'A', long, conflicts_with = "namespace")]
+    pub(crate) all_namespaces: bool,
+}
+
+impl Scope {
+    /// The namespace that is meant; none means every one.
+    pub fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref().filter(|name| !name.is_empty())
+    }
+}
+
+/// Where the operator's Lease is.
+#[derive(Debug, Default, Args)]
+pub struct LeaseOf {
+    /// Namespace that the operator runs in: its Lease there tells whether it runs. Default: quartermaster-system
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = value::namespace,
+        help_heading = "Operator")]
+    pub operator_namespace: Option<String>,
+    /// Name of the Lease. Default: quartermaster
+    #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", value_parser = value::lease,
+        help_heading = "Operator")]
+    pub leader_election_id: Option<String>,
+}
+
+impl LeaseOf {
+    /// The namespace, if somebody said which.
+    pub fn said_namespace(&self) -> Option<&str> {
+        self.operator_namespace.as_deref().filter(|name| !name.is_empty())
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &str {
+        self.said_namespace().unwrap_or("quartermaster-system")
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        self.leader_election_id.as_deref().unwrap_or("quartermaster")
+    }
+}
+
+/// How something is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people
+    Table,
+    /// For scripts
+    Json,
+}
+
+/// The flags of `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+    #[command(flatten)]
+    pub(crate) lease: LeaseOf,
+    /// How it is printed
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub(crate) output: Output,
+    /// Show it again and again, until Ctrl-C; where the output is no terminal, when something has changed
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    /// How often --watch looks; never more than a tenth of the time is spent on it
+    #[arg(long, value_name = "DURATION", value_parser = value::duration, default_value = "2s", hide = true)]
+    pub(crate) interval: Duration,
+}
+
+/// The flags of `history`.
+#[derive(Debug, Args)]
+pub struct HistoryArgs {
+    /// Name of the TrackedField, with or without tf/ before it
+    #[arg(value_name = "tf/NAME", value_parser = tracked_field)]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) cluster: Cluster,
+    /// Its namespace. Default: that of the kubeconfig's context
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::namespace)]
+    pub(crate) namespace: Option<String>,
+    /// How it is printed
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub(crate) output: Output,
+}
+
+/// The flags of `adopt`.
+#[derive(Debug, Args)]
+pub struct AdoptArgs {
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+    /// Hand over all that is shown
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+/// The flags of `uninstall`.
+#[derive(Debug, Args)]
+#[allow(clippy::struct_excessive_bools)] // flags are that
+pub struct UninstallArgs {
+    #[command(flatten)]
+    pub(crate) scope: Scope,
+    #[command(flatten)]
+    pub(crate) lease: LeaseOf,
+    /// Leave what the resources made: Deployments, Services and Pods run on, copies and load balancers stay
+    #[arg(long)]
+    pub(crate) keep_children: bool,
+    /// Delete the CRDs too, once no resource is left
+    #[arg(long, conflicts_with = "namespace")]
+    pub(crate) purge: bool,
+    /// Take the operator's finalizers away, because it is gone and does not come back
+    ///
+    /// What it would have taken away itself is left behind, and named: copies of ConfigMaps in other namespaces, load balancers
+    /// in AWS. Refused unless it is known that the operator does not run: nobody renews its Lease, or there is none in the
+    /// namespace that --operator-namespace says. One that runs without --leader-elect has none: stop it first.
+    #[arg(long)]
+    pub(crate) without_operator: bool,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// How long to wait until all is gone
+    #[arg(long, value_name = "DURATION", value_parser = value::duration, default_value = "5m")]
+    pub(crate) timeout: Duration,
+    /// Give up earlier when nothing has moved for so long, only the operator could move it, and no Lease says that it runs
+    #[arg(long, value_name = "DURATION", value_parser = value::duration, default_value = "30s")]
+    pub(crate) stalled_after: Duration,
+}
+
+/// `tf/NAME`, `trackedfield/NAME` or `NAME`.
+fn tracked_field(text: &str) -> Result<String, String> {
+    let (kind, name) = text.rsplit_once('/').unwrap_or(("tf", text));
+    let known = ["tf", "trackedfield", "trackedfields", "trackedfield.tg.azamaton.ru", "trackedfields.tg.azamaton.ru"];
+    if known.contains(&kind) && !name.is_empty() {
+        Ok(name.to_owned())
+    } else {
+        Err("write the name of a TrackedField, such as tf/nginx-replicas: only these have a history".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use clap::Parser as _;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    #[rstest]
+    #[case("web", Some("web"))]
+    #[case("tf/web", Some("web"))]
+    #[case("trackedfields.tg.azamaton.ru/web", Some("web"))]
+    #[case("cp/web", None)]
+    #[case("tf/", None)]
+    fn what_has_a_history(#[case] text: &str, #[case] name: Option<&str>) {
+        assert_eq!(tracked_field(text).ok().as_deref(), name);
+    }
+
+    #[rstest]
+    #[case(&["status", "-A"], true)]
+    #[case(&["status", "-A", "-n", "shop"], false)]
+    #[case(&["status", "-o", "yaml"], false)]
+    #[case(&["uninstall", "--purge", "--keep-children", "--yes"], true)]
+    #[case(&["uninstall", "--purge", "-n", "shop"], false)]
+    #[case(&["uninstall", "--timeout", "0s"], false)]
+    #[case(&["history"], false)]
+    fn what_may_be_said(#[case] arguments: &[&str], #[case] good: bool) {
+        // Whatever the program is called.
+        for program in ["quartermaster", "/usr/local/bin/kubectl-quartermaster"] {
+            let said = Cli::try_parse_from([&[program], arguments].concat());
+            assert_eq!(said.is_ok(), good, "{said:?}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What may be handed over, and what belongs to somebody. Pure.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::core::ObjectMeta;
+
+use crate::cloud::{Balancer, Tags, Wanted};
+use crate::controllers::my_ingress::{self, tags::Mark};
+use crate::runtime::ownership::{Claim, Foreign, OWNER, Owner};
+
+/// Label: who manages an object
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/>).
+const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
+/// Tag of a balancer that document 003's program made.
+const KOPF: (&str, &str) = ("ManagedBy", "kopf");
+/// What the keys of tags begin with by which other programs know what is theirs: `CloudFormation` and other services of AWS,
+/// the AWS Load Balancer Controller, Kubernetes' own cloud controller, and this one.
+const OTHERS: [&str; 6] =
+    ["aws:", "elbv2.k8s.aws/", "ingress.k8s.aws/", "service.k8s.aws/", "kubernetes.io/", "quartermaster.dev/"];
+
+/// What something with the right name is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is ours, or is handed over already.
+    Settled,
+    /// It may be handed over; what is to be known of that.
+    Offer(String),
+    /// It is left alone, because it belongs to somebody.
+    Leave(String),
+}
+
+/// What there is where a copy is to be.
+pub fn copy(owner: &Owner, live: &ConfigMap, source: Option<&ConfigMap>, lives: impl Fn(&str) -> bool) -> Verdict {
+    let note = match source {
+        None => "its source does not exist: it stays as it is until there is one",
+        Some(source) if same(source, live) => "as its source",
+        Some(_) => "differs from its source, which then replaces it",
+    };
+    object(owner, &live.metadata, note, lives)
+}
+
+/// What there is where a Pod is to be.
+pub fn pod(owner: &Owner, live: &Pod, lives: impl Fn(&str) -> bool) -> Verdict {
+    object(owner, &live.metadata, "taken over as it runs", lives)
+}
+
+fn object(owner: &Owner, metadata: &ObjectMeta, note: &str, lives: impl Fn(&str) -> bool) -> Verdict {
+    let foreign = match owner.claim(metadata, lives) {
+        Claim::Ours | Claim::Restored | Claim::HandedOver => return Verdict::Settled,
+        Claim::Foreign(foreign) => foreign,
+    };
+    match foreign {
+        Foreign::Sibling(other) => return Verdict::Leave(format!("it belongs to {other}")),
+        Foreign::Promised(other) => return Verdict::Leave(format!("it is to be handed over to {other}")),
+        Foreign::Controlled(controller) => return Verdict::Leave(format!("it is controlled by {controller}")),
+        Foreign::Unmarked => {}
+    }
+    if metadata.deletion_timestamp.is_some() {
+        return Verdict::Leave("it is being deleted".into());
+    }
+    if let Some(reference) = metadata.owner_references.iter().flatten().next() {
+        return Verdict::Leave(format!("it belongs to {} {}", reference.kind, reference.name));
+    }
+    if let Some(manager) = metadata.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY)) {
+        return Verdict::Leave(format!("it is managed by {manager}"));
+    }
+    Verdict::Offer(note.into())
+}
+
+fn same(source: &ConfigMap, live: &ConfigMap) -> bool {
+    let data = |map: &ConfigMap| map.data.clone().unwrap_or_default();
+    let binary = |map: &ConfigMap| map.binary_data.clone().unwrap_or_default();
+    data(source) == data(live) && binary(source) == binary(live)
+}
+
+/// The balancer of the right name.
+pub fn balancer(
+    mark: &Mark<'_>,
+    live: &Balancer,
+    tags: &Tags,
+    wanted: &Wanted,
+    lives: impl Fn(&str) -> bool,
+) -> Verdict {
+    if !matches!(mark.claim(tags, lives), Claim::Foreign(_)) {
+        return Verdict::Settled;
+    }
+    if let Some(owner) = tags.get(OWNER) {
+        return Verdict::Leave(format!("its tags say that it belongs to {owner}"));
+    }
+    if let Some(key) = tags.keys().find(|key| OTHERS.iter().any(|prefix| key.starts_with(prefix))) {
+        return Verdict::Leave(format!("its tag {key} says that it is another program's"));
+    }
+    if let Some(manager) = tags.get(KOPF.0).filter(|manager| *manager != KOPF.1) {
+        return Verdict::Leave(format!("it is managed by {manager}"));
+    }
+    match my_ingress::unlike(live, wanted) {
+        Some(words) => Verdict::Leave(words),
+        None => Verdict::Offer(live.arn.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+    use crate::api::{ConfigMapSync, MyIngress};
+
+    fn owner() -> Owner {
+        let sync = json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
+        Owner::of(&from_value::<ConfigMapSync>(sync).unwrap()).unwrap()
+    }
+
+    fn map(metadata: &Value, data: &Value) -> ConfigMap {
+        let mut map = json!({ "metadata": { "namespace": "far", "name": "c" }, "data": data });
+        map["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
+        from_value(map).unwrap()
+    }
+
+    #[rstest]
+    #[case::bare(json!({}), Verdict::Offer("as its source".into()))]
+    #[case::ours(json!({ "labels": { "quartermaster.dev/owner-uid": "u" } }), Verdict::Settled)]
+    #[case::handed_over(json!({ "annotations": { "quartermaster.dev/adopt-by": "sync/s" } }), Verdict::Settled)]
+    #[case::promised(json!({ "annotations": { "quartermaster.dev/adopt-by": "a/b" } }), Verdict::Leave("it is to be handed over to a/b".into()))]
+    #[case::a_siblings(json!({ "labels": { "quartermaster.dev/owner-uid": "v" }, "annotations": { "quartermaster.dev/owner": "a/b" } }), Verdict::Leave("it belongs to a/b".into()))]
+    #[case::controlled(json!({ "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "1", "controller": true }] }), Verdict::Leave("it is controlled by X x".into()))]
+    #[case::owned(json!({ "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "1" }] }), Verdict::Leave("it belongs to X x".into()))]
+    #[case::of_a_chart(json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } }), Verdict::Leave("it is managed by Helm".into()))]
+    #[case::going(json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }), Verdict::Leave("it is being deleted".into()))]
+    fn whose_it_is(#[case] metadata: Value, #[case] verdict: Verdict) {
+        let source = map(&json!({}), &json!({ "k": "v" }));
+        assert_eq!(copy(&owner(), &map(&metadata, &json!({ "k": "v" })), Some(&source), |_| true), verdict);
+    }
+
+    #[test]
+    fn what_would_be_overwritten_is_said() {
+        let live = map(&json!({}), &json!({ "k": "v" }));
+        let source = map(&json!({}), &json!({ "k": "w" }));
+        let Verdict::Offer(note) = copy(&owner(), &live, Some(&source), |_| true) else { panic!() };
+        assert!(note.contains("replaces it"), "{note}");
+        let Verdict::Offer(note) = copy(&owner(), &live, None, |_| true) else { panic!() };
+        assert!(note.contains("does not exist"), "{note}");
+    }
+
+    #[rstest]
+    #[case::of_the_documents_program(&[("ManagedBy", "kopf")], true)]
+    #[case::untagged(&[], true)]
+    #[case::with_tags_of_a_team(&[("team", "shop")], true)]
+    #[case::of_terraform(&[("ManagedBy", "terraform")], false)]
+    #[case::of_a_stack(&[("aws:cloudformation:stack-name", "x")], false)]
+    #[case::of_another_controller(&[("elbv2.k8s.aws/cluster", "x")], false)]
+    #[case::of_another_cluster(&[("quartermaster.dev/cluster", "d"), ("quartermaster.dev/owner", "shop/web")], false)]
+    #[case::promised(&[("quartermaster.dev/adopt-by", "a/b")], false)]
+    fn whose_a_balancer_is(#[case] tags: &[(&str, &str)], #[case] offered: bool) {
+        let ingress = json!({ "metadata": { "namespace": "shop", "name": "web", "uid": "u" },
+            "spec": { "subnets": ["subnet-a", "subnet-b"] } });
+        let ingress: MyIngress = from_value(ingress).unwrap();
+        let owner = Owner::of(&ingress).unwrap();
+        let mark = Mark { owner: &owner, cluster: "c" };
+        let wanted = my_ingress::build::wanted(&ingress, &mark);
+        let live = Balancer {
+            arn: "arn:1".into(),
+            kind: "application".into(),
+            scheme: "internet-facing".into(),
+            ..Balancer::default()
+        };
+        let tags: Tags = tags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let verdict = balancer(&mark, &live, &tags, &wanted, |_| true);
+        assert_eq!(verdict == Verdict::Offer("arn:1".into()), offered, "{verdict:?}");
+        let internal = Balancer { scheme: "internal".into(), ..live };
+        assert!(matches!(balancer(&mark, &internal, &tags, &wanted, |_| true), Verdict::Leave(_)));
+        assert_eq!(balancer(&mark, &internal, &mark.tags(), &wanted, |_| true), Verdict::Settled);
+    }
+}

@@ -1,0 +1,213 @@
+//! Whether the operator runs, as far as its Lease tells.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Client};
+use tokio::time::Instant;
+
+use super::paper::span;
+use super::{is, words};
+use crate::cli::commands::LeaseOf;
+
+/// By how much this machine's clock may differ from the cluster's.
+const SKEW: Duration = Duration::from_secs(30);
+
+/// What is known of the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operator {
+    /// It runs: who acts.
+    Runs(String),
+    /// Nobody acts, and why that is known.
+    Stopped(String),
+    /// Who holds its Lease, of which it is not known yet whether they renew it.
+    NotYet(String),
+    /// There is no Lease, in words.
+    Absent(String),
+    /// Its Lease could not be read this time, and why.
+    Unread(String),
+    /// Nobody knows, and why.
+    Unknown(String),
+}
+
+impl Operator {
+    /// It is known to run.
+    pub fn runs(&self) -> bool {
+        matches!(self, Self::Runs(_))
+    }
+
+    /// It may well run.
+    pub fn may_run(&self) -> bool {
+        matches!(self, Self::Runs(_) | Self::NotYet(_) | Self::Unread(_))
+    }
+}
+
+/// What a Lease says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// There is one.
+    Lease {
+        /// Who holds it; empty: nobody.
+        holder: String,
+        /// How long it is good for after a renewal.
+        duration: Duration,
+        /// When it was renewed.
+        renewed: Option<Timestamp>,
+    },
+    /// There is none, in words.
+    Absent(String),
+    /// It could not be read this time, and why.
+    Failed(String),
+    /// It may not be read, and why.
+    Forbidden(String),
+}
+
+/// `NAMESPACE/NAME`.
+pub fn path(of: &LeaseOf) -> String {
+    format!("{}/{}", of.namespace(), of.name())
+}
+
+/// Reads the Lease.
+pub async fn read(client: &Client, of: &LeaseOf) -> Said {
+    let api: Api<Lease> = Api::namespaced(client.clone(), of.namespace());
+    let spec = match api.get_opt(of.name()).await {
+        Ok(Some(lease)) => lease.spec.unwrap_or_default(),
+        Ok(None) => {
+            return Said::Absent(format!(
+                "there is no Lease {}: it runs without --leader-elect, elsewhere (--operator-namespace, --leader-election-id), \
+                 or not at all",
+                path(of)
+            ));
+        }
+        Err(error) if is(&error, 403) => {
+            return Said::Forbidden(format!("its Lease may not be read: {}", words(&error)));
+        }
+        Err(error) => return Said::Failed(format!("its Lease could not be read: {}", words(&error))),
+    };
+    let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(1);
+    Said::Lease {
+        holder: spec.holder_identity.unwrap_or_default(),
+        duration: Duration::from_secs(seconds),
+        renewed: spec.renew_time.map(|time| time.0),
+    }
+}
+
+/// What one look tells, by this machine's clock.
+pub fn at_a_glance(said: &Said, now: Timestamp) -> Operator {
+    let (holder, duration, renewed) = match said {
+        Said::Absent(why) => return Operator::Absent(why.clone()),
+        Said::Failed(why) => return Operator::Unread(why.clone()),
+        Said::Forbidden(why) => return Operator::Unknown(why.clone()),
+        Said::Lease { holder, .. } if holder.is_empty() => return nobody(),
+        Said::Lease { holder, duration, renewed } => (holder, *duration, renewed),
+    };
+    let since = renewed.and_then(|at| Duration::try_from(now.duration_since(at)).ok()).unwrap_or_default();
+    if since > duration + SKEW {
+        return Operator::Stopped(format!("{holder} has not renewed its Lease for {}", span(since)));
+    }
+    Operator::Runs(holder.clone())
+}
+
+fn nobody() -> Operator {
+    Operator::Stopped("nobody holds its Lease".into())
+}
+
+/// Several looks at a Lease: whether it moves needs no clock that agrees with the cluster's.
+#[derive(Default)]
+pub struct Looks {
+    last: Option<(Said, Instant)>,
+    moved: bool,
+}
+
+impl Looks {
+    /// What this look tells, after those before.
+    pub fn look(&mut self, said: Said, now: Instant) -> Operator {
+        // It tells nothing about those before and after it.
+        if let Said::Failed(why) = said {
+            return Operator::Unread(why);
+        }
+        let since = match &self.last {
+            Some((last, at)) if *last == said => now.duration_since(*at),
+            last => {
+                self.moved = last.is_some();
+                self.last = Some((said.clone(), now));
+                Duration::ZERO
+            }
+        };
+        match said {
+            Said::Absent(why) => Operator::Absent(why),
+            Said::Failed(why) => Operator::Unread(why),
+            Said::Forbidden(why) => Operator::Unknown(why),
+            Said::Lease { holder, .. } if holder.is_empty() => nobody(),
+            Said::Lease { holder, duration, .. } if since > duration => {
+                Operator::Stopped(format!("{holder} has not renewed its Lease for {}", span(since)))
+            }
+            Said::Lease { holder, .. } if self.moved => Operator::Runs(holder),
+            Said::Lease { holder, .. } => Operator::NotYet(holder),
+        }
+    }
+
+    /// Looks until it is known whether somebody renews it: at most for as long as the Lease is good.
+    pub async fn settle(&mut self, client: &Client, of: &LeaseOf, every: Duration) -> Operator {
+        loop {
+            match self.look(read(client, of).await, Instant::now()) {
+                Operator::NotYet(_) => tokio::time::sleep(every).await,
+                known => return known,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    fn lease(holder: &str, renewed: i64) -> Said {
+        let renewed = Some(Timestamp::from_second(renewed).unwrap());
+        Said::Lease { holder: holder.into(), duration: Duration::from_secs(9), renewed }
+    }
+
+    #[test]
+    fn one_look_allows_for_clocks_that_differ() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        assert!(at_a_glance(&lease("a", 100), at(100)).runs());
+        assert!(at_a_glance(&lease("a", 100), at(80)).runs(), "their clock is ahead");
+        assert!(at_a_glance(&lease("a", 100), at(139)).runs());
+        assert!(matches!(at_a_glance(&lease("a", 100), at(140)), Operator::Stopped(_)));
+        assert!(matches!(at_a_glance(&lease("", 100), at(100)), Operator::Stopped(_)));
+        assert!(matches!(at_a_glance(&Said::Absent("x".into()), at(1)), Operator::Absent(_)));
+        assert!(matches!(at_a_glance(&Said::Forbidden("x".into()), at(1)), Operator::Unknown(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn several_looks_need_no_clock_of_the_cluster() {
+        let mut looks = Looks::default();
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert!(matches!(looks.look(lease("a", 5), after(0)), Operator::NotYet(_)));
+        assert!(matches!(looks.look(lease("a", 5), after(9)), Operator::NotYet(_)));
+        assert!(matches!(looks.look(lease("a", 5), after(10)), Operator::Stopped(_)));
+        assert!(looks.look(lease("b", 6), after(11)).runs());
+        assert!(looks.look(lease("b", 6), after(19)).runs());
+        assert!(matches!(looks.look(lease("b", 6), after(21)), Operator::Stopped(_)));
+        assert!(matches!(looks.look(lease("", 6), after(22)), Operator::Stopped(_)));
+    }
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_failed_tells_nothing() {
+        let failed = || Said::Failed("no answer".into());
+        let mut looks = Looks::default();
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert!(looks.look(failed(), after(0)).may_run());
+        assert!(matches!(looks.look(lease("a", 5), after(1)), Operator::NotYet(_)));
+        assert!(looks.look(failed(), after(2)).may_run());
+        // That it could be read again is no renewal, and no beginning.
+        assert!(matches!(looks.look(lease("a", 5), after(3)), Operator::NotYet(_)));
+        assert!(matches!(looks.look(lease("a", 5), after(11)), Operator::Stopped(_)));
+        assert!(!looks.look(Said::Forbidden("no".into()), after(12)).may_run());
+        assert!(!looks.look(Said::Absent("none".into()), after(13)).may_run());
+    }
+}

@@ -1,0 +1,141 @@
+//! What people run beside the operator, with their own kubeconfig and their own rights: [`status`], [`history`], [`adopt`] and
+//! [`uninstall`]. What is printed goes through [`paper`]; objects of every kind are read as [`objects`] has them.
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use http::header::USER_AGENT;
+use http::{HeaderValue, Uri};
+use kube::config::Kubeconfig;
+use kube::{Client, Config};
+
+use self::paper::Paper;
+use crate::cli::ClusterCommand;
+use crate::cli::commands::Cluster;
+use crate::runtime::client;
+
+pub mod adopt;
+pub mod history;
+pub mod lease;
+pub mod objects;
+pub mod paper;
+pub mod status;
+pub mod uninstall;
+
+/// How long a connection may be silent: nothing here is a watch.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// The field manager of what is written here.
+pub const MANAGER: &str = "quartermaster/cli";
+
+/// Does what is asked for. The exit code is as `--help` has it.
+///
+/// # Errors
+/// The cluster cannot be asked, or refuses.
+pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut out = Paper::new(io::stdout(), io::stdout().is_terminal());
+    let result = runtime.block_on(async {
+        match command {
+            ClusterCommand::Status(args) => status::run(connect(&args.scope.cluster).await?, &args, &mut out).await,
+            ClusterCommand::History(args) => history::run(connect(&args.cluster).await?, &args, &mut out).await,
+            ClusterCommand::Adopt(args) => adopt::run(connect(&args.scope.cluster).await?, &args, &mut out).await,
+            ClusterCommand::Uninstall(args) => {
+                let (client, cluster) = find(&args.scope.cluster).await?;
+                uninstall::run(client, &cluster, &args, &mut out).await
+            }
+        }
+    });
+    // A name that is being resolved would hold up the exit.
+    runtime.shutdown_background();
+    result
+}
+
+/// The cluster that is meant.
+async fn connect(cluster: &Cluster) -> anyhow::Result<Client> {
+    Ok(find(cluster).await?.0)
+}
+
+/// The cluster that is meant, and what people call it.
+async fn find(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
+    let (mut config, kubeconfig) = match (&cluster.kubeconfig, &cluster.context) {
+        (None, None) => (client::cluster().await?, Kubeconfig::read().ok()),
+        (file, context) => {
+            let mut kubeconfig = match file {
+                Some(file) => Kubeconfig::read_from(file).with_context(|| format!("{}", file.display()))?,
+                None => Kubeconfig::read().context("no kubeconfig")?,
+            };
+            if let Some(context) = context {
+                kubeconfig.current_context = Some(context.clone());
+            }
+            (client::cluster_of(kubeconfig.clone()).await?, Some(kubeconfig))
+        }
+    };
+    prepare(&mut config);
+    let called = called(&config.cluster_url, kubeconfig.as_ref());
+    Ok((Client::try_from(config)?, called))
+}
+
+/// A cluster's URL, and the context that leads to it.
+fn called(url: &Uri, kubeconfig: Option<&Kubeconfig>) -> String {
+    // Without a user's name and password, and without what else may stand there.
+    let port = url.port().map_or_else(String::new, |port| format!(":{port}"));
+    let place = format!("{}://{}{port}", url.scheme_str().unwrap_or("https"), url.host().unwrap_or_default());
+    let context = kubeconfig.and_then(|kubeconfig| {
+        let current = kubeconfig.current_context.as_ref()?;
+        let context = kubeconfig.contexts.iter().find(|named| named.name == *current)?.context.as_ref()?;
+        let cluster = kubeconfig.clusters.iter().find(|named| named.name == context.cluster)?.cluster.as_ref()?;
+        // In a Pod it may not be the kubeconfig that leads somewhere.
+        (cluster.server.as_ref()?.parse::<Uri>().ok()? == *url).then_some(current)
+    });
+    let path = url.path().trim_end_matches('/');
+    context.map_or_else(|| format!("{place}{path}"), |name| format!("context {name}, {place}{path}"))
+}
+
+fn prepare(config: &mut Config) {
+    config.connect_timeout = Some(SILENCE);
+    config.read_timeout = Some(SILENCE);
+    config.write_timeout = Some(SILENCE);
+    config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("quartermaster/", env!("CARGO_PKG_VERSION")))));
+}
+
+/// What the apiserver says, in words.
+pub(crate) fn words(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(said) => said.message.clone(),
+        error => crate::runtime::telemetry::causes(error),
+    }
+}
+
+/// What an answer of this code says.
+pub(crate) fn is(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(said) if said.code == code)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_called_by_its_context_and_its_url_without_a_password() {
+        let kubeconfig = |server: &str| -> Kubeconfig {
+            serde_json::from_value(json!({
+                "current-context": "prod",
+                "contexts": [{ "name": "prod", "context": { "cluster": "c", "user": "u" } }],
+                "clusters": [{ "name": "c", "cluster": { "server": server } }],
+            }))
+            .unwrap()
+        };
+        let with = |url: &str, server: &str| called(&url.parse().unwrap(), Some(&kubeconfig(server)));
+        assert_eq!(with("https://a.example:6443", "https://a.example:6443"), "context prod, https://a.example:6443");
+        assert_eq!(with("https://a.example/c/1/", "https://a.example/c/1/"), "context prod, https://a.example/c/1");
+        assert_eq!(with("https://10.0.0.1", "https://a.example"), "https://10.0.0.1", "a Pod's own");
+        assert_eq!(called(&"https://me:hunter2@[::1]:6443/".parse().unwrap(), None), "https://[::1]:6443");
+    }
+}

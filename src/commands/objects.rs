@@ -1,0 +1,327 @@
+//! Objects of all kinds, as the commands look at them: how one stands ([`Object::of`], pure), and how all are listed.
+
+use std::fmt;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::api::ListParams;
+use kube::core::DynamicObject;
+use kube::{Api, Client, ResourceExt};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::is;
+use super::paper::Ink;
+use crate::api::common::WAITING;
+use crate::api::kind::Kind;
+use crate::api::tracked_field::{Delivery, Entry, History};
+use crate::controllers::tracked_field;
+use crate::registry;
+use crate::runtime::conditions::READY;
+
+/// How many objects a list holds at once.
+pub const PAGE: u32 = 500;
+/// The reason of every kind's condition while `spec.suspend` is true.
+pub const SUSPENDED: &str = "Suspended";
+
+/// How an object stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum State {
+    /// All is well.
+    Ready,
+    /// It is not.
+    NotReady,
+    /// Messages are on their way.
+    Delivering,
+    /// `spec.suspend` is true.
+    Suspended,
+    /// It is being deleted.
+    Deleting,
+    /// Nobody has looked at it as it is now.
+    Unseen,
+}
+
+impl State {
+    /// Its colour.
+    pub fn ink(self) -> Ink {
+        match self {
+            Self::Ready => Ink::Green,
+            Self::NotReady => Ink::Red,
+            _ => Ink::Yellow,
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// A message that is not delivered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Undelivered {
+    /// When the change was seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<jiff::Timestamp>,
+    /// What happened.
+    pub action: &'static str,
+    /// The field's value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+}
+
+/// What is of interest of an object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Object {
+    /// Its kind, as the API spells it.
+    pub kind: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// How it stands.
+    pub state: State,
+    /// Why it is not well, in a word; empty where it is.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The same in words.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Since when it is or is not well, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<jiff::Timestamp>,
+    /// How many changes wait to be told.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub pending: u64,
+    /// How many changes of its history could not be told.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub failed: u64,
+    /// The oldest change that waits to be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oldest_undelivered: Option<Undelivered>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde asks so
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl Object {
+    /// How an object of that kind stands.
+    pub fn of(kind: &Kind, object: &DynamicObject) -> Self {
+        let mut row = Self {
+            kind: kind.resource().kind,
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            state: State::Unseen,
+            reason: String::new(),
+            message: String::new(),
+            since: None,
+            pending: 0,
+            failed: 0,
+            oldest_undelivered: None,
+        };
+        if kind.controller == tracked_field::NAME {
+            row.track(object);
+        } else {
+            row.judge(object);
+        }
+        let suspended = object.data["spec"]["suspend"] == Value::Bool(true);
+        if suspended && row.state != State::Unseen {
+            row.state = State::Suspended;
+            row.reason = SUSPENDED.into();
+        }
+        if let Some(since) = &object.metadata.deletion_timestamp {
+            row.state = State::Deleting;
+            row.since = Some(since.0);
+            if condition(object).is_none_or(|condition| condition.status == "True") {
+                row.reason = String::new();
+                row.message = String::new();
+            }
+        }
+        row
+    }
+
+    /// The kind whose status is a list.
+    fn track(&mut self, object: &DynamicObject) {
+        let status = &object.data["status"];
+        let history =
+            if status.is_null() { Ok(History::new()) } else { serde_json::from_value::<History>(status.clone()) };
+        let waiting = object.annotations().get(WAITING).map(|text| text.split_once(": ").unwrap_or((text, "")));
+        let changes = |is: fn(&Entry) -> bool, history: &History| {
+            history.iter().filter(|entry| is(entry)).map(Entry::changes).sum()
+        };
+        if let Ok(history) = &history {
+            self.pending = changes(Entry::is_pending, history);
+            self.failed = changes(|entry| entry.delivery == Some(Delivery::Failed), history);
+            self.oldest_undelivered = history.iter().find(|entry| entry.is_pending()).map(|entry| Undelivered {
+                time: entry.time.as_ref().map(|time| time.0),
+                action: entry.action.as_str(),
+                value: entry.value.clone(),
+            });
+        }
+        let oldest = self.oldest_undelivered.as_ref();
+        (self.state, self.reason, self.message) = match (waiting, &history) {
+            (Some((reason, words)), _) => (State::NotReady, reason.into(), words.into()),
+            (None, Err(error)) => (State::NotReady, "HistoryUnreadable".into(), error.to_string()),
+            (None, Ok(history)) if history.is_empty() => (State::Unseen, String::new(), String::new()),
+            (None, Ok(_)) if oldest.is_some() => (State::Delivering, String::new(), String::new()),
+            (None, Ok(_)) => (State::Ready, String::new(), String::new()),
+        };
+        self.since = oldest.and_then(|oldest| oldest.time);
+    }
+
+    /// A kind with a condition.
+    fn judge(&mut self, object: &DynamicObject) {
+        let status = &object.data["status"];
+        let Some(condition) = condition(object) else {
+            // The original program of ContactPoint wrote no conditions.
+            if status["ready"] == Value::Bool(true) {
+                self.state = State::Ready;
+            }
+            return;
+        };
+        self.since = Some(condition.last_transition_time.0);
+        let old = object.metadata.generation > status["observedGeneration"].as_i64().or(condition.observed_generation);
+        if condition.status == "True" && !old {
+            self.state = State::Ready;
+            return;
+        }
+        self.reason = condition.reason;
+        self.message = condition.message;
+        if old {
+            self.message = format!("of an older spec: {}", self.message);
+        } else {
+            self.state = State::NotReady;
+        }
+    }
+
+    /// `KIND/NAME`, as kubectl writes it.
+    pub fn title(&self) -> String {
+        format!("{}/{}", self.kind.to_lowercase(), self.name)
+    }
+}
+
+/// The condition that says how it is.
+pub fn condition(object: &DynamicObject) -> Option<Condition> {
+    let conditions = object.data["status"]["conditions"].as_array()?;
+    let ready = conditions.iter().find(|condition| condition["type"] == READY)?;
+    serde_json::from_value(ready.clone()).ok()
+}
+
+/// The objects of a kind.
+pub fn api(client: &Client, kind: &Kind, namespace: Option<&str>) -> Api<DynamicObject> {
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &kind.resource()),
+        None => Api::all_with(client.clone(), &kind.resource()),
+    }
+}
+
+/// What is made of each object of a kind; none where its CRD is absent.
+///
+/// # Errors
+/// They may not be listed, or the apiserver cannot.
+pub async fn list<T>(
+    client: &Client,
+    kind: &Kind,
+    namespace: Option<&str>,
+    mut keep: impl FnMut(DynamicObject) -> T,
+) -> kube::Result<Option<Vec<T>>> {
+    match pages(&api(client, kind, namespace), &mut keep).await {
+        Err(error) if is(&error, 404) => Ok(None),
+        listed => listed.map(Some),
+    }
+}
+
+/// What is made of each object there is, which are read in pages.
+///
+/// # Errors
+/// They may not be listed, or the apiserver cannot.
+pub async fn pages<K, T>(api: &Api<K>, mut keep: impl FnMut(K) -> T) -> kube::Result<Vec<T>>
+where
+    K: Clone + fmt::Debug + serde::de::DeserializeOwned,
+{
+    let mut kept = Vec::new();
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let list = api.list(&page).await?;
+        kept.extend(list.items.into_iter().map(&mut keep));
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page.continue_token = Some(token),
+            None => return Ok(kept),
+        }
+    }
+}
+
+/// The kind that a controller of that name acts on.
+pub fn kind(controller: &str) -> Option<&'static Kind> {
+    registry::KINDS.iter().find(|kind| kind.controller == controller)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(controller: &str, more: &Value) -> Object {
+        let mut object = json!({ "metadata": { "namespace": "shop", "name": "web", "generation": 2 }, "spec": {} });
+        for (field, value) in more.as_object().unwrap() {
+            if field == "metadata" {
+                object["metadata"].as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
+            } else {
+                object[field] = value.clone();
+            }
+        }
+        Object::of(kind(controller).unwrap(), &serde_json::from_value(object).unwrap())
+    }
+
+    fn conditions(status: &str, reason: &str, observed: i64) -> Value {
+        let condition = json!({ "type": "Ready", "status": status, "reason": reason, "message": "words",
+            "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": observed });
+        json!({ "status": { "conditions": [condition], "observedGeneration": observed } })
+    }
+
+    fn with(mut value: Value, more: &Value) -> Value {
+        value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        value
+    }
+
+    #[rstest]
+    #[case::new("myapp", json!({}), State::Unseen, "")]
+    #[case::well("myapp", conditions("True", "Ready", 2), State::Ready, "")]
+    #[case::ill("myapp", conditions("False", "Conflict", 2), State::NotReady, "Conflict")]
+    #[case::of_an_older_spec("myapp", conditions("True", "Ready", 1), State::Unseen, "Ready")]
+    #[case::suspended("myapp", with(conditions("False", "Suspended", 2), &json!({ "spec": { "suspend": true } })), State::Suspended, "Suspended")]
+    #[case::to_be_suspended("myapp", with(conditions("True", "Ready", 1), &json!({ "spec": { "suspend": true } })), State::Unseen, "Ready")]
+    #[case::going("myingress", with(conditions("False", "DeletionProtected", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), State::Deleting, "DeletionProtected")]
+    #[case::going_well("myapp", with(conditions("True", "Ready", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), State::Deleting, "")]
+    #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": true } }), State::Ready, "")]
+    #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": false } }), State::Unseen, "")]
+    #[case::no_history("trackedfield", json!({}), State::Unseen, "")]
+    #[case::waits("trackedfield", json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: no such" } } }), State::NotReady, "TargetNotFound")]
+    #[case::told("trackedfield", json!({ "status": [{ "action": "Created", "value": "1" }] }), State::Ready, "")]
+    #[case::unreadable("trackedfield", json!({ "status": { "a": 1 } }), State::NotReady, "HistoryUnreadable")]
+    fn how_it_stands(#[case] controller: &str, #[case] more: Value, #[case] state: State, #[case] reason: &str) {
+        let object = object(controller, &more);
+        assert_eq!((object.state, object.reason.as_str()), (state, reason), "{object:?}");
+    }
+
+    #[test]
+    fn what_waits_to_be_told_is_counted_in_changes() {
+        let entry = |second: u8, delivery: &str, merged: Option<u8>| {
+            json!({ "time": format!("2026-01-01T00:00:0{second}Z"), "action": "Updated", "value": second.to_string(),
+                "delivery": delivery, "merged": merged })
+        };
+        let history = json!([entry(1, "Failed", None), entry(2, "Pending", Some(3)), entry(3, "Pending", None)]);
+        let object = object("trackedfield", &json!({ "status": history }));
+        assert_eq!((object.state, object.pending, object.failed), (State::Delivering, 4, 1));
+        let oldest = object.oldest_undelivered.unwrap();
+        assert_eq!((oldest.value.as_deref(), oldest.time), (Some("2"), object.since));
+    }
+}

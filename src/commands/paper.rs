@@ -1,0 +1,207 @@
+//! What is printed for people: tables and colours. Whatever comes from the cluster is made harmless for a terminal first.
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::time::Duration;
+use std::{env, iter};
+
+/// The colour of a cell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ink {
+    /// As the terminal has it.
+    #[default]
+    Plain,
+    /// All is well.
+    Green,
+    /// It passes, or is wanted so.
+    Yellow,
+    /// It is not well.
+    Red,
+    /// Beside the point.
+    Dim,
+}
+
+impl Ink {
+    fn code(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Green => "\u{1b}[32m",
+            Self::Yellow => "\u{1b}[33m",
+            Self::Red => "\u{1b}[31m",
+            Self::Dim => "\u{1b}[2m",
+        }
+    }
+}
+
+/// A cell of a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cell(String, Ink);
+
+impl Cell {
+    /// Text in a colour.
+    pub fn new(text: impl AsRef<str>, ink: Ink) -> Self {
+        Self(harmless(text.as_ref()), ink)
+    }
+}
+
+impl<T: AsRef<str>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self::new(text, Ink::Plain)
+    }
+}
+
+/// Where it is printed.
+pub struct Paper {
+    out: Box<dyn Write>,
+    terminal: bool,
+    colours: bool,
+}
+
+impl Paper {
+    /// Colours are for a terminal only, and not for one whose user wants none (<https://no-color.org>).
+    pub fn new(out: impl Write + 'static, terminal: bool) -> Self {
+        let wanted = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self { out: Box::new(out), terminal, colours: terminal && wanted }
+    }
+
+    /// Whether somebody looks at it.
+    pub fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    /// One line, or several.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
+        for line in text.as_ref().lines().chain(iter::once("").filter(|_| text.as_ref().is_empty())) {
+            writeln!(self.out, "{}", harmless(line))?;
+        }
+        self.out.flush()
+    }
+
+    /// A table: its columns are as wide as their widest cell, the last one as it comes.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn table(&mut self, head: &[&str], rows: &[Vec<Cell>]) -> io::Result<()> {
+        let text = draw(head, rows, self.colours);
+        self.out.write_all(text.as_bytes())?;
+        self.out.flush()
+    }
+
+    /// Bytes as they are.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn raw(&mut self, text: &str) -> io::Result<()> {
+        self.out.write_all(text.as_bytes())?;
+        self.out.flush()
+    }
+
+    /// Starts the terminal's page anew.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn anew(&mut self) -> io::Result<()> {
+        if self.terminal { self.raw("\u{1b}[2J\u{1b}[H") } else { Ok(()) }
+    }
+}
+
+/// The text of a table.
+pub fn draw(head: &[&str], rows: &[Vec<Cell>], colours: bool) -> String {
+    let head: Vec<_> = head.iter().map(|name| Cell::from(*name)).collect();
+    let lines = || iter::once(&head).chain(rows);
+    let width = |column: usize| lines().filter_map(|row| row.get(column)).map(|cell| length(&cell.0)).max();
+    let widths: Vec<_> = (0..head.len()).map(|column| width(column).unwrap_or_default()).collect();
+    let mut text = String::new();
+    for row in lines() {
+        let mut line = String::new();
+        for (Cell(cell, ink), width) in row.iter().zip(&widths) {
+            let shown =
+                if colours && *ink != Ink::Plain { format!("{}{cell}\u{1b}[0m", ink.code()) } else { cell.clone() };
+            let _ = write!(line, "{shown}{}   ", " ".repeat(width - length(cell)));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// Control characters as their escapes: a terminal would obey them.
+pub fn harmless(text: &str) -> String {
+    text.chars().fold(String::new(), |mut shown, c| {
+        // What turns the direction of writing hides what stands there.
+        if c.is_control() || matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+        shown
+    })
+}
+
+/// A time that passed, in its two largest units, as kubectl has it.
+pub fn span(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
+    match (days, hours, minutes) {
+        (0, 0, 0..2) => format!("{seconds}s"),
+        (0, 0, 2..10) if !seconds.is_multiple_of(60) => format!("{minutes}m{}s", seconds % 60),
+        (0, 0..3, _) => format!("{minutes}m"),
+        (0, 3..8, _) if !minutes.is_multiple_of(60) => format!("{hours}h{}m", minutes % 60),
+        (0..2, _, _) => format!("{hours}h"),
+        (2..8, _, _) if !hours.is_multiple_of(24) => format!("{days}d{}h", hours % 24),
+        _ => format!("{days}d"),
+    }
+}
+
+/// `1 copy`, `2 copies`.
+pub fn count(number: usize, one: &str, several: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {several}") }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+
+    use super::*;
+
+    #[test]
+    fn columns_stand_under_each_other_with_and_without_colours() {
+        let rows = [
+            vec!["a".into(), Cell::new("Ready", Ink::Green), "".into()],
+            vec!["bé".into(), Cell::new("no", Ink::Red), "x y".into()],
+        ];
+        assert_eq!(draw(&["N", "STATE", "WHY"], &rows, false), "N    STATE   WHY\na    Ready\nbé   no      x y\n");
+        let coloured = draw(&["N", "STATE", "WHY"], &rows, true);
+        assert!(coloured.contains("bé   \u{1b}[31mno\u{1b}[0m      x y\n"), "{coloured:?}");
+    }
+
+    #[test]
+    fn a_terminal_is_told_nothing_by_what_stands_in_the_cluster() {
+        assert_eq!(harmless("a\u{1b}[2Jb\n\u{202e}é"), "a\\u{1b}[2Jb\\n\\u{202e}é");
+        let row = [vec![Cell::from("\u{1b}[31m")]];
+        assert!(!draw(&["A"], &row, false).contains('\u{1b}'));
+    }
+
+    #[rstest]
+    #[case(0, "0s")]
+    #[case(119, "119s")]
+    #[case(125, "2m5s")]
+    #[case(180, "3m")]
+    #[case(7_200, "120m")]
+    #[case(11_100, "3h5m")]
+    #[case(90_000, "25h")]
+    #[case(180_000, "2d2h")]
+    #[case(864_000, "10d")]
+    fn spans(#[case] seconds: u64, #[case] text: &str) {
+        assert_eq!(span(Duration::from_secs(seconds)), text);
+    }
+}

@@ -1,0 +1,391 @@
+//! `quartermaster uninstall`: all objects of our kinds go, in an order that tells nobody of it, while the operator runs; what
+//! holds one up is named ([`target`]). It ends by itself, whatever the cluster does.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, BufRead as _, IsTerminal as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::{StreamExt, stream};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy};
+use kube::core::{DynamicObject, PartialObjectMeta};
+use kube::{Api, Client, ResourceExt};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use self::asked::Asked;
+use self::target::{Children, How, ORDER, Step, Target, is_ours};
+use super::lease::{self, Looks, Operator};
+use super::paper::Paper;
+use super::{MANAGER, is, objects, words};
+use crate::cli::commands::UninstallArgs;
+use crate::registry;
+
+mod asked;
+mod said;
+pub mod target;
+mod ways;
+
+/// How often it is looked whether all is gone.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long an object may take to go before that is told; and how long a cluster that does not answer is left alone.
+const NOTICE: Duration = Duration::from_secs(3);
+/// How many objects are deleted at once.
+const AT_ONCE: usize = 16;
+/// How many objects are named.
+const NAMED: usize = 50;
+/// The exit code of a question that nobody answered with yes.
+const USAGE: u8 = 2;
+
+/// What of a CRD matters.
+struct Crd {
+    name: String,
+    uid: Option<String>,
+    deleting: bool,
+}
+
+/// What a round left.
+#[derive(Default)]
+struct Left {
+    /// How many objects there were at its beginning: only a round that finds none is the last.
+    seen: usize,
+    targets: Vec<Target>,
+    /// Why something could not be done, by UID.
+    troubles: BTreeMap<String, String>,
+    /// Troubles that time does not mend: a right is missing.
+    forbidden: usize,
+}
+
+/// How it stands after a round.
+struct Standing {
+    left: Left,
+    /// The CRDs that go and are still there.
+    crds: Vec<Crd>,
+    operator: Operator,
+}
+
+impl Default for Standing {
+    fn default() -> Self {
+        Self { left: Left::default(), crds: Vec::new(), operator: Operator::Unknown("nobody looked".into()) }
+    }
+}
+
+/// What time does not mend.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refused(String);
+
+/// Deletes them in the cluster `cluster`.
+///
+/// # Errors
+/// The cluster cannot be asked, or does not let itself be.
+pub async fn run(client: Client, cluster: &str, args: &UninstallArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
+    let how = How { keep_children: args.keep_children, without_operator: args.without_operator };
+    let uninstall = Uninstall { client, args, how, asked: RefCell::default() };
+    let targets = uninstall.targets().await?;
+    let crds = uninstall.crds().await?;
+    let doomed = || crds.iter().filter(|crd| args.purge || crd.deleting);
+    if targets.is_empty() && doomed().next().is_none() {
+        out.line(format!("There is nothing to delete{}.", uninstall.place()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    out.line(format!("Cluster: {cluster}\n"))?;
+    uninstall.show(&targets, &crds, out)?;
+    let mut looks = Looks::default();
+    if how.without_operator && !targets.is_empty() {
+        let operator = looks.settle(&uninstall.client, &args.lease, LOOK_EVERY).await;
+        if let Some(why) = ways::refusal(&operator, &args.lease) {
+            anyhow::bail!(why);
+        }
+        let why = if let Operator::Stopped(why) = operator { why } else { "it has no Lease".into() };
+        out.line(format!("The operator counts as gone ({}): {why}.\n", lease::path(&args.lease)))?;
+    }
+    if !args.yes && !agreed(out)? {
+        return Ok(ExitCode::from(USAGE));
+    }
+    uninstall.delete(looks, out).await
+}
+
+/// Whether another object has its name by now.
+fn is_another(error: &kube::Error) -> bool {
+    is(error, 422) && words(error).contains("metadata.uid")
+}
+
+/// Whether somebody says yes.
+fn agreed(out: &mut Paper) -> anyhow::Result<bool> {
+    if !io::stdin().is_terminal() || !out.is_terminal() {
+        out.line("Nothing was deleted: nobody is here to be asked. Say --yes.")?;
+        return Ok(false);
+    }
+    out.raw("Delete all this? [y/N] ")?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    let yes = ["y", "yes"].contains(&answer.trim().to_lowercase().as_str());
+    if !yes {
+        out.line("Nothing was deleted.")?;
+    }
+    Ok(yes)
+}
+
+struct Uninstall<'a> {
+    client: Client,
+    args: &'a UninstallArgs,
+    how: How,
+    asked: RefCell<Asked>,
+}
+
+impl Uninstall<'_> {
+    fn namespace(&self) -> Option<&str> {
+        self.args.scope.namespace()
+    }
+
+    fn place(&self) -> String {
+        self.namespace().map_or_else(String::new, |namespace| format!(" in namespace {namespace}"))
+    }
+
+    /// All objects there are, in their order.
+    async fn targets(&self) -> anyhow::Result<Vec<Target>> {
+        let mut targets = Vec::new();
+        for controller in ORDER {
+            targets.extend(self.targets_of(controller).await?);
+        }
+        Ok(targets)
+    }
+
+    async fn targets_of(&self, controller: &str) -> anyhow::Result<Vec<Target>> {
+        let Some(kind) = objects::kind(controller) else { return Ok(Vec::new()) };
+        let listed = objects::list(&self.client, kind, self.namespace(), |object| Target::of(kind, &object)).await;
+        let listed = listed.map_err(|error| anyhow::anyhow!(words(&error)));
+        Ok(listed.with_context(|| format!("the {} could not be listed", kind.resource().plural))?.unwrap_or_default())
+    }
+
+    /// Our CRDs that are there. Who may not see them can still delete the objects.
+    async fn crds(&self) -> anyhow::Result<Vec<Crd>> {
+        let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(self.client.clone());
+        let mut crds = Vec::new();
+        if self.namespace().is_some() {
+            return Ok(crds);
+        }
+        for kind in registry::KINDS {
+            match api.get_metadata_opt(&kind.crd_name()).await {
+                Ok(Some(crd)) => crds.push(Crd {
+                    name: crd.name_any(),
+                    uid: crd.uid(),
+                    deleting: crd.metadata.deletion_timestamp.is_some(),
+                }),
+                Ok(None) => {}
+                Err(error) if is(&error, 403) && !self.args.purge => return Ok(crds),
+                Err(error) if is(&error, 403) => return Err(Refused(words(&error)).into()),
+                Err(error) => anyhow::bail!(words(&error)),
+            }
+        }
+        Ok(crds)
+    }
+
+    /// Deletes them, until all is gone, nothing moves any more, or somebody has it stop.
+    async fn delete(&self, looks: Looks, out: &mut Paper) -> anyhow::Result<ExitCode> {
+        let mut standing = Standing::default();
+        let gone = tokio::select! {
+            came = self.rounds(looks, &mut standing, out) => Some(came),
+            signal = tokio::signal::ctrl_c() => signal.map(|()| None)?,
+        };
+        match gone {
+            Some(Ok(true)) => return self.done(out),
+            Some(Err(error)) => {
+                self.undone(out)?;
+                return Err(error);
+            }
+            Some(Ok(false)) => {}
+            None => {
+                out.line("\nInterrupted: run it again; it goes on where it was.")?;
+                self.undone(out)?;
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        self.failed(&standing, out)
+    }
+
+    /// Goes round until all is gone, or nothing moves any more; whether all is gone.
+    async fn rounds(&self, mut looks: Looks, standing: &mut Standing, out: &mut Paper) -> anyhow::Result<bool> {
+        let started = Instant::now();
+        let deadline = started + self.args.timeout;
+        let mut told: HashMap<String, (Instant, String)> = HashMap::new();
+        let mut last: (Vec<(String, String)>, Instant) = (Vec::new(), started);
+        let mut silent = String::new();
+        loop {
+            let round = async {
+                // Before the objects: whoever is seen to act is waited for.
+                let operator = looks.look(lease::read(&self.client, &self.args.lease).await, Instant::now());
+                let left = self.round(&operator).await?;
+                let crds = if left.seen == 0 { self.purge().await? } else { Vec::new() };
+                anyhow::Ok(Standing { left, crds, operator })
+            };
+            let began = Instant::now();
+            let Ok(came) = timeout_at(deadline, round).await else { return Ok(false) };
+            *standing = match came {
+                Ok(came) => came,
+                Err(error) if error.is::<Refused>() => return Err(error),
+                // All could be listed before: an apiserver that is away for a moment ends nothing.
+                Err(error) => {
+                    let text = format!("the cluster does not answer, which is tried again: {error:#}");
+                    if text != silent {
+                        out.line(&text)?;
+                        silent = text;
+                    }
+                    sleep_until(deadline.min(Instant::now() + NOTICE)).await;
+                    continue;
+                }
+            };
+            silent.clear();
+            let Standing { left, crds, operator } = &*standing;
+            let now = Instant::now();
+            if left.seen == 0 && crds.is_empty() {
+                return Ok(true);
+            }
+            let state: Vec<_> = left.targets.iter().map(|it| (it.uid.clone(), it.version.clone())).collect();
+            if state != last.0 {
+                last = (state, now);
+            }
+            for target in left.targets.iter().take(NAMED) {
+                let held = left.troubles.get(&target.uid).cloned().unwrap_or_else(|| target.held(self.how).join("; "));
+                let (since, said) = told.entry(target.uid.clone()).or_insert_with(|| (now, String::new()));
+                if now.duration_since(*since) > NOTICE && *said != held && !held.is_empty() {
+                    out.line(format!("waiting for {}: {held}", target.title()))?;
+                    *said = held;
+                }
+            }
+            let only_operator =
+                !left.targets.is_empty() && left.targets.iter().all(|it| it.deleting && it.needs_operator());
+            let stalled = only_operator && !operator.may_run() && now.duration_since(last.1) > self.args.stalled_after;
+            let forbidden = left.forbidden > 0 && left.forbidden == left.targets.len();
+            if stalled || forbidden {
+                return Ok(false);
+            }
+            sleep(LOOK_EVERY.max(began.elapsed() * 2)).await;
+        }
+    }
+
+    /// Does what can be done about each object, kind by kind; gives those that are left.
+    async fn round(&self, operator: &Operator) -> anyhow::Result<Left> {
+        let mut left = Left::default();
+        for controller in ORDER {
+            let targets = self.targets_of(controller).await?;
+            left.seen += targets.len();
+            let done = stream::iter(targets).map(|target| self.act(target, operator)).buffered(AT_ONCE);
+            for (target, came) in done.collect::<Vec<_>>().await {
+                match came {
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                    // Changed in the meantime: it is looked at anew.
+                    Err(error) if is(&error, 409) || is_another(&error) => {}
+                    Err(error) => {
+                        left.forbidden += usize::from(is(&error, 403));
+                        left.troubles.insert(target.uid.clone(), words(&error));
+                    }
+                }
+                left.targets.push(target);
+            }
+        }
+        Ok(left)
+    }
+
+    /// Does what can be done about it, until only others can; whether it is gone.
+    async fn act(&self, mut target: Target, operator: &Operator) -> (Target, kube::Result<bool>) {
+        // Suspended, let go, deleted.
+        for _ in 0..3 {
+            let patient = target.suspended && self.asked.borrow_mut().patient(&target.uid, operator, Instant::now());
+            let step = target.step(self.how, patient);
+            self.asked.borrow_mut().does(&target, step);
+            let came = match step {
+                Step::Wait => return (target, Ok(false)),
+                Step::Suspend => self.patch(&target, json!({ "spec": { "suspend": true } })).await,
+                Step::KeepCopies => self.patch(&target, json!({ "spec": { "deletionPolicy": "Orphan" } })).await,
+                Step::LetGo => {
+                    let left: Vec<_> = target.finalizers.iter().filter(|name| !is_ours(name)).collect();
+                    self.patch(&target, json!({ "metadata": { "finalizers": left } })).await
+                }
+                Step::Delete(children) => {
+                    let came = self.remove(&target, children).await;
+                    if came.is_ok() {
+                        self.asked.borrow_mut().goes(&target.uid);
+                    }
+                    return (target, came);
+                }
+            };
+            if let Err(kube::Error::Api(_)) = &came {
+                self.asked.borrow_mut().refused(&target, step);
+            }
+            match came {
+                Ok(object) => {
+                    target = Target::of(target.kind, &object);
+                    if target.deleting && target.finalizers.is_empty() {
+                        return (target, Ok(true));
+                    }
+                }
+                Err(error) if is(&error, 404) => {
+                    self.asked.borrow_mut().goes(&target.uid);
+                    return (target, Ok(true));
+                }
+                Err(error) => return (target, Err(error)),
+            }
+        }
+        (target, Ok(false))
+    }
+
+    fn api(&self, target: &Target) -> Api<DynamicObject> {
+        objects::api(&self.client, target.kind, Some(&target.object.namespace))
+    }
+
+    /// Changes that very version of it.
+    async fn patch(&self, target: &Target, mut patch: Value) -> kube::Result<DynamicObject> {
+        patch["metadata"]["uid"] = target.uid.clone().into();
+        patch["metadata"]["resourceVersion"] = target.version.clone().into();
+        let parameters = PatchParams { field_manager: Some(MANAGER.into()), ..PatchParams::default() };
+        self.api(target).patch(&target.object.name, &parameters, &Patch::Merge(&patch)).await
+    }
+
+    /// Deletes it; whether it is gone at once.
+    async fn remove(&self, target: &Target, children: Children) -> kube::Result<bool> {
+        // What is to stay was seen to for this version.
+        let version = self.how.keep_children.then(|| target.version.clone());
+        let parameters = DeleteParams {
+            propagation_policy: Some(match children {
+                Children::Background => PropagationPolicy::Background,
+                Children::Foreground => PropagationPolicy::Foreground,
+                Children::Orphan => PropagationPolicy::Orphan,
+            }),
+            preconditions: Some(Preconditions { uid: Some(target.uid.clone()), resource_version: version }),
+            ..DeleteParams::default()
+        };
+        match self.api(target).delete(&target.object.name, &parameters).await {
+            Ok(came) => Ok(came.right().is_some()),
+            Err(error) if is(&error, 404) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Deletes the CRDs, if they are to go; gives those that go and are still there.
+    async fn purge(&self) -> anyhow::Result<Vec<Crd>> {
+        let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+        let mut left = Vec::new();
+        for crd in self.crds().await? {
+            if !crd.deleting && self.args.purge {
+                let preconditions = Some(Preconditions { uid: crd.uid.clone(), resource_version: None });
+                let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
+                match api.delete(&crd.name, &parameters).await {
+                    Err(error) if is(&error, 404) || is(&error, 409) => {}
+                    Err(error) if is(&error, 403) => return Err(Refused(words(&error)).into()),
+                    Err(error) => anyhow::bail!(words(&error)),
+                    Ok(_) => {}
+                }
+            }
+            if crd.deleting || self.args.purge {
+                left.push(crd);
+            }
+        }
+        Ok(left)
+    }
+}

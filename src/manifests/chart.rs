@@ -1,0 +1,81 @@
+//! What the Helm chart takes from the code: CRDs, policies, the roles for people, and which controller needs which rights.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use serde::Serialize;
+
+use super::{Error, generated, policies, rbac, yaml};
+use crate::api::kind::{Kind, Right};
+use crate::registry::KINDS;
+
+/// What lies in no namespace, of all that controllers have rights to.
+const CLUSTER_SCOPED: [&str; 2] = ["namespaces", "nodes"];
+
+/// Rights, as the chart's template of roles reads them.
+#[derive(Serialize)]
+struct Rights {
+    controllers: BTreeMap<&'static str, OfController>,
+    crds: Vec<String>,
+}
+
+/// What one controller needs.
+#[derive(Serialize)]
+struct OfController {
+    /// In every namespace that it acts in.
+    namespaced: Vec<PolicyRule>,
+    /// Beside them, where that is all of them.
+    cluster: Vec<PolicyRule>,
+    /// Beside them, where it is some.
+    beside: Vec<PolicyRule>,
+}
+
+/// Every generated file of the chart: its path in `files/`, and its text.
+pub fn files() -> Result<Vec<(String, String)>, Error> {
+    let controllers = KINDS.iter().map(|kind| (kind.controller, of(kind))).collect();
+    let rights = Rights { controllers, crds: KINDS.iter().map(Kind::crd_name).collect() };
+    let mut files = vec![("rights.yaml".to_owned(), generated(&yaml(&rights)?))];
+    for kind in KINDS {
+        files.push((format!("crd/{}.yaml", kind.controller), generated(&yaml(&kind.crd())?)));
+    }
+    let people = rbac::for_people().into_iter().map(|file| ("people", file));
+    let policies = policies::objects(rbac::NAMESPACE, rbac::SERVICE_ACCOUNT).into_iter().map(|file| ("policy", file));
+    for (folder, (name, object)) in people.chain(policies) {
+        files.push((format!("{folder}/{name}.yaml"), generated(&yaml(&object)?)));
+    }
+    Ok(files)
+}
+
+fn of(kind: &Kind) -> OfController {
+    let (outside, inside): (Vec<_>, Vec<_>) =
+        kind.rights.iter().partition(|right| right.resources.iter().any(|it| CLUSTER_SCOPED.contains(it)));
+    OfController {
+        namespaced: inside.into_iter().map(rbac::policy).collect(),
+        cluster: outside.iter().copied().map(rbac::policy).collect(),
+        beside: outside.into_iter().filter_map(beside).collect(),
+    }
+}
+
+/// Nothing is listed: which namespaces there are is said, and listeners on nodes are for an operator of the whole cluster.
+fn beside(right: &Right) -> Option<PolicyRule> {
+    right.verbs.contains(&"get").then(|| {
+        let named = right.resources.contains(&"namespaces").then(|| vec!["kube-system".to_owned()]);
+        PolicyRule { verbs: vec!["get".into()], resource_names: named, ..rbac::policy(right) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    /// Each right is on one side.
+    #[test]
+    fn no_right_is_of_both_kinds() {
+        for right in KINDS.iter().flat_map(|kind| kind.rights) {
+            let outside = right.resources.iter().filter(|it| CLUSTER_SCOPED.contains(it)).count();
+            assert!(outside == 0 || outside == right.resources.len(), "{right:?}");
+        }
+    }
+}

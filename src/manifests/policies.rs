@@ -1,0 +1,371 @@
+//! Admission policies: nobody has the operator reach where they may not reach themselves, and the operator itself keeps to
+//! what is its own.
+//!
+//! Of the objects of each kind whoever creates them, or changes their `spec`, is asked for the rights that the operator then
+//! uses in their place. Metadata, status and deletion ask for nothing: who lost a right can still label an object, and be
+//! rid of it. One check costs 350,000 of the 1,000,000 that the apiserver lets one expression spend, and of the 10,000,000
+//! of a policy: each stands in an expression of its own.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::admissionregistration::v1::{
+    MatchCondition, MatchResources, NamedRuleWithOperations, ParamKind, ParamRef, ValidatingAdmissionPolicy,
+    ValidatingAdmissionPolicyBinding, ValidatingAdmissionPolicyBindingSpec, ValidatingAdmissionPolicySpec, Validation,
+    Variable,
+};
+use serde_json::{Value, json};
+
+use super::rbac::{file, meta};
+use crate::api::kind::{EVENTS, Kind};
+use crate::api::tracked_field::KNOWN;
+use crate::registry::KINDS;
+use crate::runtime::ownership::{ADOPT_BY, OWNER_UID};
+
+const GROUP: &str = "admissionregistration.k8s.io";
+
+/// One right that the author of an object must have. What it is on is written in CEL, in which `variables.spec` is the
+/// object's spec, `{}` where it has none.
+#[derive(Clone, Copy)]
+struct Check {
+    /// When the object does not ask for it.
+    unless: Option<&'static str>,
+    verb: &'static str,
+    group: &'static str,
+    resource: &'static str,
+    /// The two as kubectl has them: `deployments.apps`.
+    what: &'static str,
+    /// `''` is every namespace, or none.
+    namespace: &'static str,
+    /// The one object; none where the right is on all.
+    name: Option<&'static str>,
+    /// Why it is asked for, and what to do without it. Plain words.
+    because: &'static str,
+}
+
+/// What most have in common.
+const CHECK: Check =
+    Check { unless: None, verb: "", group: "", resource: "", what: "", namespace: HERE, name: None, because: "" };
+
+/// All policies and their bindings, each with the name of its file. The operator runs as this `ServiceAccount`.
+pub fn objects(namespace: &str, account: &str) -> Vec<(String, Value)> {
+    let authors = KINDS.iter().filter_map(|kind| Some((kind.controller, authors(kind)?)));
+    let mut objects: Vec<_> = authors.flat_map(|(name, spec)| with_binding(name, spec, None)).collect();
+    let params = ParamRef {
+        name: Some(account.into()),
+        namespace: Some(namespace.into()),
+        // Without the account there is nobody to be bound, and everybody else is to go on.
+        parameter_not_found_action: Some("Allow".into()),
+        ..ParamRef::default()
+    };
+    objects.extend(with_binding("operator", operator(), Some(params)));
+    objects
+}
+
+/// Whether what the operator does for an object of this kind compares with rights of its author.
+pub fn compares(kind: &Kind) -> bool {
+    authors(kind).is_some()
+}
+
+/// Where kustomize is to put the names that it changes. The operator's name stands in a reference, because kustomize cannot
+/// change one within an expression.
+pub fn kustomize_config() -> Value {
+    let binding = |path: &str| json!([{ "group": GROUP, "kind": "ValidatingAdmissionPolicyBinding", "path": path }]);
+    json!({
+        "nameReference": [
+            { "group": GROUP, "kind": "ValidatingAdmissionPolicy", "fieldSpecs": binding("spec/policyName") },
+            { "version": "v1", "kind": "ServiceAccount", "fieldSpecs": binding("spec/paramRef") },
+        ],
+    })
+}
+
+fn with_binding(name: &str, spec: ValidatingAdmissionPolicySpec, params: Option<ParamRef>) -> [(String, Value); 2] {
+    let policy_name = format!("{name}-policy");
+    let binding = ValidatingAdmissionPolicyBinding {
+        metadata: meta(&format!("{name}-policybinding")),
+        spec: Some(ValidatingAdmissionPolicyBindingSpec {
+            policy_name: Some(policy_name.clone()),
+            param_ref: params,
+            validation_actions: Some(vec!["Deny".into()]),
+            ..ValidatingAdmissionPolicyBindingSpec::default()
+        }),
+    };
+    let policy = ValidatingAdmissionPolicy { metadata: meta(&policy_name), spec: Some(spec), status: None };
+    [file(&format!("{name}_policy"), &policy), file(&format!("{name}_policy_binding"), &binding)]
+}
+
+/// What the authors of objects of this kind must be allowed; none where no right of Kubernetes compares.
+fn authors(kind: &Kind) -> Option<ValidatingAdmissionPolicySpec> {
+    let (more, checks) = match kind.controller {
+        "configmapsync" => (config_map_sync_variables(), config_map_sync()),
+        "trackedfield" => (tracked_field_variables(), tracked_field()),
+        "contactpoint" => (contact_point_variables(), contact_point()),
+        "appservice" => (Vec::new(), app_service()),
+        "myapp" => (Vec::new(), my_app()),
+        _ => return None,
+    };
+    let resource = kind.resource();
+    let mut variables = vec![variable("spec", "object.?spec.orValue({})")];
+    variables.extend(more);
+    Some(ValidatingAdmissionPolicySpec {
+        failure_policy: Some("Fail".into()),
+        match_constraints: Some(on([(&*resource.group, &*resource.plural)], &["CREATE", "UPDATE"])),
+        // What is being deleted is not acted on any more, whatever its spec says.
+        match_conditions: Some(vec![condition(
+            "acts",
+            "request.operation == 'CREATE' \
+             || (!has(object.metadata.deletionTimestamp) && object.?spec != oldObject.?spec)",
+        )]),
+        variables: Some(variables),
+        validations: Some(checks.iter().map(Check::validation).collect()),
+        ..ValidatingAdmissionPolicySpec::default()
+    })
+}
+
+impl Check {
+    fn validation(&self) -> Validation {
+        let Self { unless, verb, group, resource, namespace, name, because, .. } = self;
+        let named = name.map(|name| format!(".name({name})")).unwrap_or_default();
+        let check = format!(
+            "authorizer.group({group}).resource({resource}).namespace({namespace}){named}.check('{verb}').allowed()"
+        );
+        Validation {
+            expression: unless.map_or_else(|| check.clone(), |unless| format!("{unless} || {check}")),
+            // Should the other one fail.
+            message: Some(format!("the right to {verb} is missing: {because}")),
+            message_expression: Some(self.message()),
+            reason: Some("Forbidden".into()),
+        }
+    }
+
+    /// Who lacks which right, where, and what to do. CEL.
+    fn message(&self) -> String {
+        let mut given = vec!["request.userInfo.username".to_owned()];
+        let literal = self.what.strip_prefix('\'').and_then(|what| what.strip_suffix('\''));
+        let thing = literal.unwrap_or_else(|| {
+            given.push(self.what.into());
+            "%s"
+        });
+        let name = self.name.map_or("", |name| {
+            given.push(name.into());
+            " \"%s\""
+        });
+        let place = if self.namespace == HERE {
+            given.push(HERE.into());
+            "in namespace \"%s\""
+        } else {
+            given.push(format!("{0} == '' ? 'in every namespace' : 'in namespace \"' + {0} + '\"'", self.namespace));
+            "%s"
+        };
+        let Self { verb, because, .. } = self;
+        format!("'user \"%s\" may not {verb} {thing}{name} {place}: {because}'.format([{}])", given.join(", "))
+    }
+}
+
+/// The object's own namespace.
+const HERE: &str = "request.namespace";
+
+/// The copies' content is the source's, so to have them written takes what it takes to write them by hand.
+fn config_map_sync() -> Vec<Check> {
+    let map = Check { group: "''", resource: "'configmaps'", what: "'configmaps'", ..CHECK };
+    let copy = Check {
+        namespace: "variables.destination",
+        because: "a ConfigMapSync writes only where its author may: in the one namespace that it names, in every namespace if it \
+                  names several or selects them. Ask for that right, or name another destination",
+        ..map
+    };
+    vec![
+        Check {
+            verb: "get",
+            namespace: "variables.spec.?sourceNamespace.orValue('')",
+            name: Some("variables.spec.?configMapName.orValue('')"),
+            because: "a ConfigMapSync copies only what its author may read. Ask for that right, or name another source",
+            ..map
+        },
+        Check { verb: "create", ..copy },
+        Check { verb: "patch", name: Some("variables.copy"), ..copy },
+        Check { verb: "delete", name: Some("variables.copy"), ..copy },
+    ]
+}
+
+/// One name is one namespace. All else, what cannot be served included, is every namespace.
+fn config_map_sync_variables() -> Vec<Variable> {
+    vec![
+        variable(
+            "destinations",
+            "[variables.spec.?destinationNamespace.orValue('')].filter(name, name != '') \
+             + variables.spec.?destinationNamespaces.orValue([])",
+        ),
+        variable(
+            "destination",
+            "variables.spec.?destinationNamespaceSelector.hasValue() || variables.destinations.size() != 1 ? '' \
+             : variables.destinations[0]",
+        ),
+        variable("copy", "variables.spec.?destinationName.orValue(variables.spec.?configMapName.orValue(''))"),
+    ]
+}
+
+fn tracked_field() -> Vec<Check> {
+    vec![Check {
+        verb: "get",
+        group: "variables.group",
+        resource: "variables.resource",
+        what: "variables.resource + (variables.group == '' ? '' : '.' + variables.group)",
+        namespace: "variables.target.?namespace.orValue('')",
+        name: Some("variables.target.?name.orValue('')"),
+        because: "a TrackedField tells only what its author may read. Ask for that right, or name another target",
+        ..CHECK
+    }]
+}
+
+/// Group and plural as the operator takes them: those of the few kinds that need none, or the spec's own. What is neither is
+/// tracked by nobody, and only who may do everything may write it.
+fn tracked_field_variables() -> Vec<Variable> {
+    let known: Vec<_> =
+        KNOWN.iter().map(|(kind, group, plural)| format!("'{kind}': ['{group}', '{plural}']")).collect();
+    vec![
+        variable("target", "variables.spec.?target.orValue({})"),
+        variable("given", "has(variables.target.apiVersion) && has(variables.target.resource)"),
+        variable(
+            "known",
+            &format!("{{{}}}[?variables.target.?kind.orValue('')].orValue(['*', '*'])", known.join(", ")),
+        ),
+        variable(
+            "group",
+            "!variables.given ? variables.known[0] \
+             : variables.target.apiVersion.contains('/') ? variables.target.apiVersion.split('/')[0] : ''",
+        ),
+        variable("resource", "variables.given ? variables.target.resource : variables.known[1]"),
+    ]
+}
+
+/// Who says where a Secret is sent can read it.
+fn contact_point() -> Vec<Check> {
+    let secret = Check {
+        verb: "get",
+        group: "''",
+        resource: "'secrets'",
+        what: "'secrets'",
+        because: "a ContactPoint sends only what its author may read, and looks for it in this namespace first. Ask for that \
+                  right, or name another Secret",
+        ..CHECK
+    };
+    vec![
+        Check { unless: Some("variables.token == ''"), name: Some("variables.token"), ..secret },
+        Check { unless: Some("variables.url == ''"), name: Some("variables.url"), ..secret },
+        Check { unless: Some("variables.signingKey == ''"), name: Some("variables.signingKey"), ..secret },
+        Check { unless: Some("variables.tls == ''"), name: Some("variables.tls"), ..secret },
+    ]
+}
+
+fn contact_point_variables() -> Vec<Variable> {
+    vec![
+        variable("token", "variables.spec.?apiToken.?secretName.orValue('')"),
+        variable("url", "variables.spec.?webhookSpec.?urlFrom.?secretName.orValue('')"),
+        variable("signingKey", "variables.spec.?webhookSpec.?signingKey.?secretName.orValue('')"),
+        variable("tls", "variables.spec.?webhookSpec.?tls.?secretName.orValue('')"),
+    ]
+}
+
+fn app_service() -> Vec<Check> {
+    let made = Check {
+        verb: "create",
+        because: "an AppService makes only what its author may make. Ask for that right",
+        ..CHECK
+    };
+    vec![
+        Check { group: "'apps'", resource: "'deployments'", what: "'deployments.apps'", ..made },
+        Check { group: "''", resource: "'services'", what: "'services'", ..made },
+        Check {
+            unless: Some("!has(variables.spec.autoscaling)"),
+            group: "'autoscaling'",
+            resource: "'horizontalpodautoscalers'",
+            what: "'horizontalpodautoscalers.autoscaling'",
+            because: "an AppService makes only what its author may make. Ask for that right, or leave autoscaling out",
+            ..made
+        },
+        Check {
+            unless: Some("!has(variables.spec.ingress)"),
+            group: "'networking.k8s.io'",
+            resource: "'ingresses'",
+            what: "'ingresses.networking.k8s.io'",
+            because: "an AppService makes only what its author may make. Ask for that right, or leave ingress out",
+            ..made
+        },
+    ]
+}
+
+fn my_app() -> Vec<Check> {
+    vec![Check {
+        verb: "create",
+        group: "''",
+        resource: "'pods'",
+        what: "'pods'",
+        because: "a MyApp makes only what its author may make. Ask for that right",
+        ..CHECK
+    }]
+}
+
+/// What the operator may write beside its own resources: all that it makes for others. Nothing that is there is touched
+/// unless it bears a mark, as in `runtime::ownership`, or its owner hands it over. Whether the mark is of a resource that
+/// lives only the operator can tell.
+fn operator() -> ValidatingAdmissionPolicySpec {
+    let rights = KINDS.iter().flat_map(|kind| kind.rights).filter(|right| right.verbs.contains(&"create"));
+    let made: BTreeSet<_> = rights
+        .filter(|right| **right != EVENTS)
+        .flat_map(|right| right.resources.iter().map(|resource| (right.group, *resource)))
+        .collect();
+    let owners: Vec<_> = KINDS.iter().map(Kind::resource).map(|it| format!("'{} {}'", it.group, it.kind)).collect();
+    let expression = format!(
+        "'{OWNER_UID}' in variables.metadata.?labels.orValue({{}}) || (request.operation != 'CREATE' \
+         && ('{ADOPT_BY}' in variables.metadata.?annotations.orValue({{}}) \
+         || variables.metadata.?ownerReferences.orValue([]).exists(owner, owner.?controller.orValue(false) \
+         && owner.apiVersion.split('/')[0] + ' ' + owner.kind in variables.owners)))"
+    );
+    let because = format!(
+        "it has neither the label {OWNER_UID} nor one of its resources for a controller, and nobody handed it over with the \
+         annotation {ADOPT_BY}"
+    );
+    ValidatingAdmissionPolicySpec {
+        failure_policy: Some("Fail".into()),
+        param_kind: Some(ParamKind { api_version: Some("v1".into()), kind: Some("ServiceAccount".into()) }),
+        match_constraints: Some(on(made, &["CREATE", "UPDATE", "DELETE"])),
+        match_conditions: Some(vec![condition(
+            "the-operator",
+            "request.userInfo.username == 'system:serviceaccount:' + params.metadata.namespace + ':' + params.metadata.name",
+        )]),
+        variables: Some(vec![
+            variable("metadata", "request.operation == 'CREATE' ? object.metadata : oldObject.metadata"),
+            variable("owners", &format!("[{}]", owners.join(", "))),
+        ]),
+        validations: Some(vec![Validation {
+            expression,
+            message: Some(format!("the operator may not touch this: {because}")),
+            message_expression: Some(format!(
+                "'the operator may not touch %s \"%s\" in namespace \"%s\": {because}'\
+                 .format([request.resource.resource, variables.metadata.?name.orValue(''), request.namespace])"
+            )),
+            reason: Some("Forbidden".into()),
+        }]),
+        ..ValidatingAdmissionPolicySpec::default()
+    }
+}
+
+/// These resources, each with its group, in every version.
+fn on<'a>(resources: impl IntoIterator<Item = (&'a str, &'a str)>, operations: &[&str]) -> MatchResources {
+    let rule = |(group, resource): (&str, &str)| NamedRuleWithOperations {
+        api_groups: Some(vec![group.into()]),
+        api_versions: Some(vec!["*".into()]),
+        operations: Some(operations.iter().map(ToString::to_string).collect()),
+        resources: Some(vec![resource.into()]),
+        ..NamedRuleWithOperations::default()
+    };
+    MatchResources { resource_rules: Some(resources.into_iter().map(rule).collect()), ..MatchResources::default() }
+}
+
+fn variable(name: &str, expression: &str) -> Variable {
+    Variable { name: name.into(), expression: expression.into() }
+}
+
+fn condition(name: &str, expression: &str) -> MatchCondition {
+    MatchCondition { name: name.into(), expression: expression.into() }
+}

@@ -1,0 +1,127 @@
+//! `quartermaster adopt`.
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::api::Api;
+use kube::{Resource as _, ResourceExt as _};
+use quartermaster::api::{ConfigMapSync, MyApp, MyIngress};
+use serde_json::{Value, json};
+use testbed::aws::{Aws, SUBNETS};
+
+use super::Run;
+use crate::support::{Bed, Operator, Settings};
+
+fn reads(status: &Value, reason: &str) -> bool {
+    status["conditions"][0]["reason"] == reason
+}
+
+/// What the documents' programs leave: copies and a Pod without a mark, a balancer with theirs.
+#[tokio::test]
+async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
+    let bed = Bed::shared("adopt").await;
+    let far = Bed::on(bed.plane.clone(), "adopt-far").await;
+    let aws = Aws::start().await.unwrap();
+    let run = Run::on(&bed).aws(&aws);
+    let (here, there) = (bed.namespace.as_str(), far.namespace.as_str());
+    let nothing = run.ends(0, &["adopt", "-n", here]).await;
+    assert_eq!(nothing, "There is nothing to hand over.\n");
+
+    // 001's copies, of which one fell behind; and what is another's.
+    let content = json!({ "data": { "a": "1" } });
+    for name in ["settings", "theirs", "chart", "fresh"] {
+        bed.create::<ConfigMap>(name, content.clone()).await;
+        let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": name });
+        bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
+    }
+    let copy = far.create::<ConfigMap>("settings", json!({ "data": { "a": "0" } })).await;
+    let marks = json!({ "labels": { "quartermaster.dev/owner-uid": "u" }, "annotations": { "quartermaster.dev/owner": "x/y" } });
+    far.create::<ConfigMap>("theirs", json!({ "metadata": marks, "data": { "a": "1" } })).await;
+    let helm = json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } });
+    far.create::<ConfigMap>("chart", json!({ "metadata": helm, "data": { "a": "1" } })).await;
+    // 003's Pod and its balancer; another program's balancer.
+    let app: MyApp = bed.create("app", json!({ "spec": { "image": "nginx:latest" } })).await;
+    let spec = json!({ "containers": [{ "name": "app", "image": "nginx:latest" }] });
+    let pod: Pod = bed.create("app-pod", json!({ "metadata": { "labels": { "app": "app" } }, "spec": spec })).await;
+    for (name, manager) in [("kopf", "kopf"), ("tf", "terraform")] {
+        bed.create::<MyIngress>(name, json!({ "spec": { "subnets": SUBNETS[..2] } })).await;
+        let tags = [("ManagedBy", manager)];
+        aws.create(&format!("{name}-alb"), &SUBNETS[..2], "internet-facing", &tags).await.unwrap();
+    }
+    aws.clear();
+
+    // It is shown before the operator was ever started, and nothing is changed.
+    let shown = run.ends(0, &["adopt", "-n", here]).await;
+    let line =
+        |what: &str| shown.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{shown}")).to_owned();
+    let offered = |what: &str| !line(what).starts_with("  ");
+    assert!(offered(&format!("configmap {there}/settings")) && line("/settings").contains("replaces it"), "{shown}");
+    assert!(offered(&format!("pod {here}/app-pod")) && offered("load balancer kopf-alb"), "{shown}");
+    assert!(
+        !offered(&format!("configmap {there}/theirs")) && line("/theirs").ends_with("it belongs to x/y"),
+        "{shown}"
+    );
+    assert!(line("/chart").ends_with("it is managed by Helm"), "{shown}");
+    assert!(line("load balancer tf-alb").ends_with("it is managed by terraform"), "{shown}");
+    assert!(
+        shown.ends_with(&format!("3 things can be handed over; to do so: quartermaster adopt --yes -n {here}\n")),
+        "{shown}"
+    );
+    assert!(aws.calls().iter().all(|call| call.is_read()));
+    assert_eq!(far.api::<ConfigMap>().get("settings").await.unwrap().resource_version(), copy.resource_version());
+
+    let done = run.ends(0, &["adopt", "-n", here, "--yes"]).await;
+    assert_eq!(done.matches("\nhanded over to ").count(), 3, "{done}");
+    let again = run.ends(0, &["adopt", "-n", here, "--yes"]).await;
+    assert!(again.starts_with("There is nothing to hand over.\n\nLeft alone:\n"), "{again}");
+
+    let flag = format!("--watch-namespace={here},{there}");
+    let _operator = Operator::start(&bed, Settings::default().aws(&aws).flag(&flag)).await;
+    let synced = |sync: &ConfigMapSync| reads(&json!(sync.status), "Synced");
+    bed.until("settings", "is synced", synced).await;
+    let taken = far.api::<ConfigMap>().get("settings").await.unwrap();
+    assert_eq!((taken.uid(), taken.data.as_ref().unwrap()["a"].as_str()), (copy.uid(), "1"));
+    bed.until("app", "has its Pod", |app: &MyApp| app.status.as_ref().is_some_and(|status| status.pod_name.is_some()))
+        .await;
+    let taken: Pod = bed.api().get("app-pod").await.unwrap();
+    assert_eq!(taken.uid(), pod.uid());
+    assert_eq!(taken.meta().owner_references.as_ref().unwrap()[0].uid, app.uid().unwrap());
+    bed.until("kopf", "is ready", |it: &MyIngress| reads(&json!(it.status), "Ready")).await;
+    for (name, reason) in [("theirs", "Conflict"), ("chart", "Conflict")] {
+        bed.until(name, reason, |sync: &ConfigMapSync| reads(&json!(sync.status), reason)).await;
+    }
+}
+
+/// While the operator runs, and with the rights of somebody who has few.
+#[tokio::test]
+async fn a_right_that_is_missing_is_named_and_the_rest_is_done() {
+    let bed = Bed::shared("adopt-few").await;
+    let far = Bed::on(bed.plane.clone(), "adopt-shut").await;
+    let (here, there) = (bed.namespace.as_str(), far.namespace.as_str());
+    let flag = format!("--watch-namespace={here},{there}");
+    let _operator = Operator::start(&bed, Settings::default().flag(&flag)).await;
+    for place in [&bed, &far] {
+        place.create::<ConfigMap>("copy", json!({ "data": {} })).await;
+    }
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } })).await;
+    let spec = json!({ "sourceNamespace": here, "destinationNamespaces": [here, there], "configMapName": "settings",
+        "destinationName": "copy" });
+    bed.create::<ConfigMapSync>("s", json!({ "spec": spec })).await;
+    bed.until("s", "conflicts", |sync: &ConfigMapSync| reads(&json!(sync.status), "Conflict")).await;
+    bed.kubectl(&["create", "serviceaccount", "few"]).await;
+    let rules = [
+        "create",
+        "role",
+        "few",
+        "--verb=get,list,patch",
+        "--resource=configmaps,configmapsyncs.apps.bixbite.io,myapps.demo.rtfm.co.ua,myingresses.demo.rtfm.co.ua",
+    ];
+    bed.kubectl(&rules).await;
+    bed.kubectl(&["create", "rolebinding", "few", "--role=few", &format!("--serviceaccount={here}:few")]).await;
+    let few = bed.plane.kubeconfig_for_service_account(here, "few").await.unwrap();
+    let run = Run::on(&bed).kubeconfig(few);
+    let said = run.ends(1, &["adopt", "-n", here, "--yes"]).await;
+    assert!(said.contains(&format!("handed over to configmapsync/s in {here}: configmap {here}/copy\n")), "{said}");
+    assert!(said.contains("could not be looked at: configmaps \"copy\" is forbidden"), "{said}");
+    let maps: Api<ConfigMap> = bed.api();
+    bed.until("copy", "is taken over", |map: &ConfigMap| map.data.as_ref().is_some_and(|data| !data.is_empty())).await;
+    assert!(maps.get("copy").await.unwrap().labels().contains_key("quartermaster.dev/owner-uid"));
+}

@@ -1,0 +1,166 @@
+//! The subcommands that people run: the built program as a process of its own, with a kubeconfig.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use testbed::aws::{Aws, FOREIGN};
+use testbed::process::Folder;
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout};
+
+use crate::support::{Bed, SOON};
+
+mod adopt;
+mod blips;
+mod docs;
+mod frozen;
+mod history;
+mod status;
+mod uninstall;
+mod without_operator;
+
+/// How long a command may take that is to come to its end by itself.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// How a command ended.
+#[derive(Debug)]
+struct Came {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+/// A command to be run.
+struct Run {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+    env: Vec<(String, String)>,
+}
+
+impl Run {
+    /// As the admin of this control plane.
+    fn on(bed: &Bed) -> Self {
+        Self {
+            program: env!("CARGO_BIN_EXE_quartermaster").into(),
+            kubeconfig: bed.plane.admin_kubeconfig(),
+            env: Vec::new(),
+        }
+    }
+
+    /// With this for AWS.
+    fn aws(mut self, aws: &Aws) -> Self {
+        self.env.extend(aws.env());
+        self
+    }
+
+    /// As somebody else.
+    fn kubeconfig(mut self, file: PathBuf) -> Self {
+        self.kubeconfig = file;
+        self
+    }
+
+    /// The same program under another name.
+    fn program(mut self, program: &Path) -> Self {
+        self.program = program.into();
+        self
+    }
+
+    /// With this folder as its `PATH`.
+    fn path(mut self, folder: &Path) -> Self {
+        self.env.push(("PATH".into(), folder.display().to_string()));
+        self
+    }
+
+    fn command(&self, arguments: &[&str]) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(&self.program);
+        command.args(arguments).env("KUBECONFIG", &self.kubeconfig);
+        for name in FOREIGN.into_iter().chain(["POD_NAMESPACE", "AWS_REGION", "AWS_DEFAULT_REGION"]) {
+            command.env_remove(name);
+        }
+        command.envs(self.env.iter().cloned());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+    }
+
+    /// Runs it to its end.
+    async fn run(&self, arguments: &[&str]) -> Came {
+        let child = self.command(arguments).spawn().unwrap();
+        let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
+        let output = ended.unwrap_or_else(|_| panic!("{arguments:?} does not end")).unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Came { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
+    }
+
+    /// Starts it.
+    fn start(&self, arguments: &[&str]) -> Started {
+        let mut child = self.command(arguments).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Started { child, lines, text: String::new() }
+    }
+
+    /// Runs it, and wants it to end so; what it printed.
+    async fn ends(&self, code: i32, arguments: &[&str]) -> String {
+        let came = self.run(arguments).await;
+        assert_eq!(came.code, code, "{arguments:?}: {came:#?}");
+        assert!(
+            !came.out.contains('\u{1b}') && !came.err.contains('\u{1b}'),
+            "no colours but on a terminal: {came:#?}"
+        );
+        format!("{}{}", came.out, came.err)
+    }
+}
+
+/// A command that runs.
+struct Started {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    text: String,
+}
+
+impl Started {
+    /// Waits until it prints a line with this.
+    async fn says(&mut self, what: &str) {
+        let said = async {
+            while let Some(line) = self.lines.next_line().await.unwrap() {
+                self.text.push_str(&line);
+                self.text.push('\n');
+                if line.contains(what) {
+                    return;
+                }
+            }
+            panic!("it ended without {what}: {}", self.text);
+        };
+        let said = tokio::time::timeout(SOON, said).await;
+        assert!(said.is_ok(), "no {what}: {}", self.text);
+    }
+
+    /// What it has printed at its end, which is to be this one.
+    async fn ends(mut self, code: i32) -> String {
+        let rest = async {
+            while let Some(line) = self.lines.next_line().await.unwrap() {
+                self.text.push_str(&line);
+                self.text.push('\n');
+            }
+            self.child.wait().await.unwrap()
+        };
+        let status = tokio::time::timeout(PATIENCE, rest).await.unwrap_or_else(|_| panic!("it does not end"));
+        assert_eq!(status.code(), Some(code), "{}", self.text);
+        self.text
+    }
+
+    /// Ctrl-C.
+    async fn interrupt(&self) {
+        let id = self.child.id().unwrap().to_string();
+        let sent = tokio::process::Command::new("kill").args(["-INT", &id]).status().await.unwrap();
+        assert!(sent.success());
+    }
+}
+
+/// The program as a kubectl plugin is called, and a folder to be on the `PATH`.
+fn plugin() -> (Folder, PathBuf) {
+    let folder = Folder::new().unwrap();
+    let link = folder.path().join("kubectl-quartermaster");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_quartermaster"), &link).unwrap();
+    (folder, link)
+}

@@ -1,0 +1,105 @@
+//! `quartermaster status`.
+
+use serde_json::{Value, json};
+use testbed::receiver::{Receiver, Reply};
+use testbed::wait::until;
+
+use super::{Run, plugin};
+use crate::support::{Bed, Operator, SOON, Settings};
+
+async fn report(run: &Run, namespace: &str) -> Value {
+    serde_json::from_str(&run.ends(0, &["status", "-n", namespace, "-o", "json"]).await).unwrap()
+}
+
+#[tokio::test]
+async fn everything_is_shown_and_why_it_is_not_well() {
+    let bed = Bed::shared("status").await;
+    let run = Run::on(&bed);
+    let here = bed.namespace.as_str();
+    let empty = run.ends(0, &["status", "-n", here]).await;
+    assert!(empty.starts_with(&format!("There is nothing of Quartermaster in namespace {here} yet")), "{empty}");
+
+    // Before the operator runs nothing is known.
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    // Others on this control plane may have a Lease.
+    let unseen = run.ends(0, &["status", "-n", here, "--leader-election-id=nobody"]).await;
+    assert!(unseen.lines().any(|line| line.contains("contactpoint/hook") && line.contains("Unseen")), "{unseen}");
+    assert!(unseen.contains("Whether the operator runs is not known: there is no Lease"), "{unseen}");
+
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.ready("hook").await;
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "hook").await;
+    bed.delivered("replicas", &[("Created", Some("1"))]).await;
+    bed.track("lost", "Deployment", "nowhere", "replicas", "hook").await;
+    bed.waiting("lost", "TargetNotFound").await;
+    receiver.always(Reply::status(http::StatusCode::SERVICE_UNAVAILABLE));
+    bed.scale("web", 2).await;
+    bed.scale("web", 3).await;
+    let shown = until("two changes wait", SOON, async || {
+        let report = report(&run, here).await;
+        Ok((report["summary"]["undelivered"] == 2).then_some(report))
+    });
+    let report = shown.await.unwrap();
+    assert_eq!(report["summary"]["oldestUndelivered"], format!("{here}/replicas"));
+    assert_eq!(report["absent"], json!([]));
+    let of = |name: &str| {
+        report["objects"].as_array().unwrap().iter().find(|object| object["name"] == name).unwrap().clone()
+    };
+    assert_eq!((&of("hook")["kind"], &of("hook")["state"]), (&json!("ContactPoint"), &json!("Ready")));
+    assert_eq!((&of("lost")["state"], &of("lost")["reason"]), (&json!("NotReady"), &json!("TargetNotFound")));
+    assert_eq!(of("replicas")["oldestUndelivered"]["value"], "2");
+
+    let table = run.ends(0, &["status", "--namespace", here]).await;
+    let line = |title: &str| table.lines().find(|line| line.contains(title)).unwrap_or_else(|| panic!("{table}"));
+    assert!(line("contactpoint/hook").contains("Ready"), "{table}");
+    assert!(line("trackedfield/lost").contains("NotReady") && line("trackedfield/lost").contains("TargetNotFound"));
+    assert!(table.contains("Oldest undelivered message: trackedfield/replicas in "), "{table}");
+    assert!(table.contains("Updated \"2\", for ") && table.contains("; 2 changes wait in all"), "{table}");
+    assert!(table.contains(&format!("\ntrackedfield/lost in {here}: TargetNotFound\n  ")), "{table}");
+
+    // As a plugin of kubectl's, by whatever name.
+    let (folder, link) = plugin();
+    assert!(run.program(&link).ends(0, &["status", "--help"]).await.contains("Examples:"));
+    let kubectl = Run::on(&bed).program(&bed.plane.binaries().join("kubectl")).path(folder.path());
+    let all = kubectl.ends(0, &["quartermaster", "status", "-A"]).await;
+    assert!(all.lines().any(|line| line.starts_with(here) && line.contains("trackedfield/lost")), "{all}");
+}
+
+#[tokio::test]
+async fn it_is_shown_again_when_it_changes() {
+    let bed = Bed::shared("watch").await;
+    let run = Run::on(&bed);
+    let arguments = ["status", "-n", &bed.namespace, "--watch", "--interval=50ms"];
+    let mut watch = run.start(&arguments);
+    watch.says("There is nothing").await;
+    bed.webhook("first", "http://127.0.0.1:1").await;
+    watch.says("contactpoint/first").await;
+    bed.webhook("second", "http://127.0.0.1:1").await;
+    watch.says("contactpoint/second").await;
+}
+
+/// Which CRDs are there, and who leads, is the cluster's.
+#[tokio::test]
+async fn what_is_not_installed_and_who_leads_is_said() {
+    let options = testbed::Options { controller_manager: true, ..testbed::Options::apiserver_only() };
+    let bed = Bed::own_with(options, "absent").await;
+    let run = Run::on(&bed);
+    bed.kubectl(&["delete", "crd", "myingresses.demo.rtfm.co.ua"]).await;
+    let operator = Operator::start(&bed, Settings::default().flag("--leader-elect").whole_cluster()).await;
+    until("it leads", SOON, async || {
+        let text = run.ends(0, &["status"]).await;
+        Ok(text.contains("The operator runs: ").then_some(()))
+    })
+    .await
+    .unwrap();
+    let text = run.ends(0, &["status"]).await;
+    assert!(text.contains("Not installed: myingresses.demo.rtfm.co.ua"), "{text}");
+    drop(operator);
+
+    // Who may not list them is told which right that is.
+    let nobody = run.kubeconfig(bed.plane.kubeconfig_for_user("nobody", &[]).unwrap());
+    let said = nobody.ends(1, &["status"]).await;
+    assert!(said.contains("cannot list resource \"contactpoints\" in API group \"tg.azamaton.ru\""), "{said}");
+}

@@ -1,0 +1,140 @@
+//! `quartermaster uninstall` when the operator is gone, or was deleted together with its CRDs.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt as _;
+use quartermaster::api::kind::Kind;
+use quartermaster::api::{ConfigMapSync, MyIngress};
+use quartermaster::{manifests, registry};
+use serde_json::json;
+use testbed::wait::until;
+
+use super::Run;
+use super::uninstall::{ALL, Scene};
+use crate::support::{Bed, Operator, SOON, SYSTEM, Settings};
+
+#[tokio::test]
+async fn without_the_operator_that_is_said_and_the_rest_goes() {
+    let shared = Bed::shared("gone").await;
+    let scene = Scene::on(shared.plane.clone(), "uninstall-gone").await;
+    let operator = Operator::start(&scene.bed, scene.settings()).await;
+    scene.well().await;
+    drop(operator);
+    let run = Run::on(&scene.bed);
+    let here = scene.bed.namespace.as_str();
+    let arguments =
+        ["uninstall", "-n", here, "--yes", "--stalled-after=2s", "--timeout=100s", "--leader-election-id=nobody"];
+    let said = run.ends(1, &arguments).await;
+    let mut left = scene.left().await;
+    left.sort();
+    assert_eq!(left, ["configmapsyncs/sync", "myingresses/web"], "what needs no operator is gone: {said}");
+    assert!(said.contains("the operator has not taken away the load balancer in AWS yet"), "{said}");
+    assert!(said.contains("Whether the operator runs is not known: there is no Lease"), "{said}");
+    assert!(said.contains(&format!("quartermaster uninstall --without-operator -n {here}")), "{said}");
+
+    // It goes on where it was once the operator is back.
+    let _operator = Operator::start(&scene.bed, scene.settings()).await;
+    run.ends(0, &["uninstall", "-n", here, "--yes"]).await;
+    assert_eq!((scene.left().await, scene.children().await), (vec![], vec![]));
+}
+
+/// Of an operator without `--leader-elect` nothing is known.
+#[tokio::test]
+async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays() {
+    let shared = Bed::shared("alone").await;
+    let scene = Scene::on(shared.plane.clone(), "uninstall-alone").await;
+    let operator = Operator::start(&scene.bed, scene.settings()).await;
+    scene.well().await;
+    let (bed, here) = (&scene.bed, scene.bed.namespace.as_str());
+    let run = Run::on(bed);
+    let guess = ["uninstall", "-n", here, "--yes", "--without-operator", "--leader-election-id=alone"];
+    let arguments = [&guess[..], &["--operator-namespace=quartermaster-system"]].concat();
+
+    // Somebody guesses, or may not know.
+    let said = run.ends(1, &guess).await;
+    assert!(said.contains("there is no Lease quartermaster-system/alone, but it may have run elsewhere"), "{said}");
+    bed.kubectl(&["create", "serviceaccount", "reader"]).await;
+    let resources = registry::KINDS.iter().map(Kind::crd_name).collect::<Vec<_>>().join(",");
+    bed.kubectl(&["create", "role", "reader", "--verb=*", &format!("--resource={resources}")]).await;
+    let account = format!("--serviceaccount={here}:reader");
+    bed.kubectl(&["create", "rolebinding", "reader", "--role=reader", &account]).await;
+    let file = bed.plane.kubeconfig_for_service_account(here, "reader").await.unwrap();
+    let said = Run::on(bed).kubeconfig(file).ends(1, &arguments).await;
+    assert!(said.contains("whether it runs is not known: its Lease may not be read"), "{said}");
+    assert_eq!((scene.left().await.len(), scene.children().await), (6, ALL.to_vec()));
+
+    drop(operator);
+    let said = run.ends(0, &arguments).await;
+    assert!(said.contains("The operator counts as gone (quartermaster-system/alone): it has no Lease.\n"), "{said}");
+    let line = said.lines().find(|line| line.starts_with("ConfigMapSync")).unwrap();
+    assert!(line.ends_with("copies stay"), "{said}");
+    assert_eq!(scene.left().await, [""; 0]);
+    let children = scene.children().await;
+    assert!(["copy", "copy here", "balancer"].iter().all(|child| children.contains(child)), "{children:?}");
+    // Nor does Kubernetes take it away later.
+    let copy: ConfigMap = bed.api().get("copy").await.unwrap();
+    assert_eq!(copy.owner_references(), []);
+}
+
+/// `kubectl delete -f deploy/` takes the operator and the CRDs at once.
+#[tokio::test]
+async fn the_way_out_after_everything_was_deleted_at_once() {
+    let first = Bed::own("way-out").await;
+    let scene = Scene::on(first.plane.clone(), "way-out-one").await;
+    let settings = Settings::default().aws(&scene.aws).whole_cluster().flag("--leader-elect");
+    let mut operator = Operator::start(&scene.bed, settings).await;
+    scene.well().await;
+    let run = Run::on(&scene.bed);
+
+    // Not while it runs.
+    let said = run.ends(1, &["uninstall", "--without-operator", "--yes"]).await;
+    assert!(said.contains("the operator runs (") && said.contains("leave --without-operator out"), "{said}");
+    assert_eq!(scene.left().await.len(), 6);
+
+    operator.kill();
+    let foreign = json!({ "metadata": { "finalizers": ["example.com/theirs", "quartermaster.dev/copies"] } });
+    scene.bed.patch::<ConfigMapSync>("sync", foreign).await;
+    let crds = manifests::crds_yaml().unwrap();
+    scene.bed.plane.run_kubectl(&["delete", "--wait=false", "-f", "-"], &crds).await.unwrap();
+    let stuck = |it: &MyIngress| it.metadata.deletion_timestamp.is_some();
+    scene.bed.until("web", "stays Terminating", stuck).await;
+
+    // Plain, it says what holds it up, and the one command.
+    let said = run.ends(1, &["uninstall", "--yes", "--stalled-after=1s", "--timeout=15s"]).await;
+    assert!(
+        said.contains("The operator does not run: ") && said.contains("quartermaster uninstall --without-operator"),
+        "{said}"
+    );
+
+    // That names what it leaves behind, takes away our finalizers, and no other's.
+    let uid = scene.bed.api::<ConfigMapSync>().get("sync").await.unwrap().uid().unwrap();
+    let arn = scene.aws.balancer("web-alb").await.unwrap().unwrap().arn;
+    // With the Lease gone too, as with its namespace, it has to be said where it was.
+    scene.bed.plane.run_kubectl(&["delete", "lease", "quartermaster", "-n", SYSTEM], "").await.unwrap();
+    let said = run.ends(1, &["uninstall", "--without-operator", "--yes"]).await;
+    assert!(said.contains("it may have run elsewhere") && said.contains("--operator-namespace=NAMESPACE"), "{said}");
+    assert!(scene.left().await.contains(&"configmapsyncs/sync".to_owned()));
+    let alone = ["uninstall", "--without-operator", "--operator-namespace=quartermaster-system", "--yes"];
+    let said = run.ends(1, &[&alone[..], &["--timeout=10s"]].concat()).await;
+    let copies = format!("kubectl delete configmaps --all-namespaces -l quartermaster.dev/owner-uid={uid}");
+    assert!(said.contains("\nLeft behind, to be taken away by hand:\n") && said.contains(&copies), "{said}");
+    assert!(said.contains(&format!("delete-load-balancer --load-balancer-arn {arn}")), "{said}");
+    let sync = scene.bed.api::<ConfigMapSync>().get("sync").await.unwrap();
+    assert_eq!(sync.finalizers(), ["example.com/theirs"]);
+    assert!(said.contains("example.com/theirs: whoever set it") && !said.contains("Left: myingress"), "{said}");
+    let none = json!({ "metadata": { "finalizers": null } });
+    scene.bed.patch::<ConfigMapSync>("sync", none).await;
+
+    let done = run.ends(0, &alone).await;
+    assert!(done.contains("is being deleted already") || done.starts_with("There is nothing"), "{done}");
+    let left = scene.bed.kubectl(&["get", "crds", "-o", "name"]).await;
+    assert_eq!(left, "", "the CRDs are gone");
+    let children = scene.children().await;
+    assert!(children.contains(&ALL[0]) && children.contains(&ALL[5]), "{children:?}");
+
+    // The commands that it named take away the rest.
+    let delete = copies.strip_prefix("kubectl ").unwrap();
+    scene.bed.plane.run_kubectl(&delete.split(' ').collect::<Vec<_>>(), "").await.unwrap();
+    until("no copy is left", SOON, async || Ok((!scene.children().await.contains(&"copy")).then_some(())))
+        .await
+        .unwrap();
+}

@@ -1,0 +1,255 @@
+//! What the Helm chart makes of its values.
+
+use std::collections::BTreeSet;
+
+use clap::CommandFactory as _;
+use quartermaster::cli::Cli;
+use tokio::sync::OnceCell;
+
+use super::same::kustomized;
+use super::*;
+use crate::support::SYSTEM;
+
+/// Where the chart is.
+pub const CHART: &str = "charts/quartermaster";
+
+/// Labels that Helm's users expect, and that nobody else sets.
+const HELMS_OWN: [&str; 4] =
+    ["app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "app.kubernetes.io/version", "helm.sh/chart"];
+
+/// helm, built if it is not there.
+pub async fn helm() -> &'static str {
+    static HELM: OnceCell<String> = OnceCell::const_new();
+    let build = async || {
+        let built = tree_command("bash").args(["hack/tools/build.sh", "helm"]).output().await.unwrap();
+        assert!(built.status.success(), "{}", told(&built).1);
+        String::from_utf8(built.stdout).unwrap().trim().to_owned()
+    };
+    HELM.get_or_init(build).await
+}
+
+/// Whether helm does it, and what it says.
+async fn template(values: &[&str]) -> (bool, String) {
+    let fixed = ["template", "quartermaster", CHART, "--namespace", SYSTEM];
+    told(&tree_command(helm().await).args(fixed).args(values).output().await.unwrap())
+}
+
+/// The objects with these values.
+async fn made(values: &[&str]) -> BTreeMap<String, Value> {
+    let (done, said) = template(values).await;
+    assert!(done, "{values:?}: {said}");
+    objects(&said)
+}
+
+/// Takes away what only Helm's users expect.
+fn plain(value: &mut Value) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(plain),
+        Value::Object(fields) => {
+            for field in ["labels", "matchLabels", "selector", "annotations"] {
+                let Some(labels) = fields.get_mut(field).and_then(Value::as_object_mut) else { continue };
+                labels.retain(|key, _| !HELMS_OWN.contains(&key.as_str()) && key != "helm.sh/resource-policy");
+                if labels.is_empty() {
+                    fields.remove(field);
+                }
+            }
+            fields.values_mut().for_each(plain);
+        }
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn with_default_values_it_is_config_default() {
+    let plained = |objects: BTreeMap<String, Value>| {
+        objects.into_iter().map(|(name, mut object)| {
+            plain(&mut object);
+            (name, object)
+        })
+    };
+    let ours: BTreeMap<_, _> = plained(made(&[]).await).collect();
+    let mut theirs: BTreeMap<_, _> = plained(kustomized("config/default").await).collect();
+    // helm makes it by itself: --create-namespace.
+    assert!(theirs.remove(&format!("v1 Namespace -/{SYSTEM}")).is_some());
+    assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
+    for (name, object) in &ours {
+        assert_eq!(object, &theirs[name], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn it_is_without_a_fault() {
+    let (done, said) = told(&tree_command(helm().await).args(["lint", "--strict", CHART]).output().await.unwrap());
+    assert!(done, "{said}");
+}
+
+/// Every flag of `run`, but the one that the Pod's own namespace gives, with the value that sets it.
+#[tokio::test]
+async fn every_flag_is_reached() {
+    let flags = [
+        ("leader-elect", "leaderElection.enabled=true", "--leader-elect"),
+        ("leader-election-id", "leaderElection.id=mine", "--leader-election-id=mine"),
+        ("lease-duration", "leaderElection.leaseDuration=20s", "--lease-duration=20s"),
+        ("lease-renew-deadline", "leaderElection.renewDeadline=8s", "--lease-renew-deadline=8s"),
+        ("lease-retry-period", "leaderElection.retryPeriod=1s", "--lease-retry-period=1s"),
+        ("metrics-bind-address", "metrics.port=9090", "--metrics-bind-address=:9090"),
+        ("health-probe-bind-address", "healthProbe.port=9091", "--health-probe-bind-address=:9091"),
+        ("watch-namespace", "watchNamespaces={shop,billing}", "--watch-namespace=shop --watch-namespace=billing"),
+        ("controllers", "controllers={*,-myingress}", "--controllers=*,-myingress"),
+        ("cluster-name", "clusterName=prod: eu", "--cluster-name=prod: eu"),
+        ("allow-protected-destinations", "allowProtectedDestinations=true", "--allow-protected-destinations"),
+        ("telegram-api-url", "telegramAPIURL=https://t.example.com", "--telegram-api-url=https://t.example.com"),
+        ("shared-secrets", "sharedSecrets=off", "--shared-secrets=off"),
+        ("webhook-allow-loopback", "webhook.allowLoopback=true", "--webhook-allow-loopback"),
+        ("webhook-deny-cidr", "webhook.denyCIDRs={10.0.0.0/8}", "--webhook-deny-cidr=10.0.0.0/8"),
+        ("webhook-proxy", "webhook.proxy=http://proxy:3128", "--webhook-proxy=http://proxy:3128"),
+        ("log-level", "log.level=debug", "--log-level=debug"),
+        ("log-format", "log.format=json", "--log-format=json"),
+        ("aws-timeout", "extraArgs={--aws-timeout=30s}", "--aws-timeout=30s"), // and so all that --help hides
+    ];
+    let command = Cli::command();
+    let run = command.find_subcommand("run").unwrap();
+    let shown = run.get_arguments().filter(|flag| !flag.is_hide_set()).filter_map(|flag| flag.get_long());
+    let known: BTreeSet<_> = flags.iter().map(|(flag, ..)| *flag).chain(["operator-namespace", "help"]).collect();
+    let missing: Vec<_> = shown.filter(|flag| !known.contains(flag)).collect();
+    assert!(missing.is_empty(), "values.yaml has nothing for {missing:?}");
+    for (_, value, expected) in flags {
+        let deployment = &made(&["--set", value]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+        let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+        let args: Vec<_> = container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap()).collect();
+        assert!(format!(" {} ", args.join(" ")).contains(&format!(" {expected} ")), "{value}: {args:?}");
+        assert_eq!(container["env"][0]["name"], "POD_NAMESPACE");
+        // The operator understands it.
+        let parsed = Cli::command().try_get_matches_from([&["quartermaster"], &*args].concat());
+        assert!(parsed.is_ok(), "{args:?}: {:?}", parsed.err());
+    }
+}
+
+/// Every resource that a set of values gives a right to, with its namespace (`-`: all of them).
+async fn rights(values: &[&str]) -> BTreeSet<String> {
+    let made = made(values).await;
+    let of_people = |name: &str| ["-viewer-role", "-editor-role", "-admin-role"].iter().any(|end| name.ends_with(end));
+    let roles = made
+        .iter()
+        .filter(|(name, object)| matches!(object["kind"].as_str(), Some("Role" | "ClusterRole")) && !of_people(name));
+    let mut rights = BTreeSet::new();
+    for (_, role) in roles {
+        let namespace = role["metadata"]["namespace"].as_str().unwrap_or("-");
+        for rule in role["rules"].as_array().into_iter().flatten() {
+            for resource in rule["resources"].as_array().unwrap() {
+                rights.insert(format!("{namespace} {}", resource.as_str().unwrap()));
+            }
+        }
+    }
+    rights
+}
+
+#[tokio::test]
+async fn rights_follow_the_controllers_and_the_namespaces() {
+    let all = rights(&[]).await;
+    assert!(all.contains("- secrets") && all.contains("- deployments") && all.contains("- nodes"), "{all:?}");
+    let copies = ["configmapsyncs", "configmapsyncs/status", "configmapsyncs/finalizers", "configmaps", "events"];
+    let ours = |namespace: &str, resources: &[&str]| {
+        resources.iter().map(|it| format!("{namespace} {it}")).collect::<BTreeSet<_>>()
+    };
+    let beside = &ours("-", &["customresourcedefinitions"]) | &ours(SYSTEM, &["leases"]);
+    let expected = &(&ours("-", &copies) | &ours("-", &["namespaces"])) | &beside;
+    assert_eq!(rights(&["--set", "controllers={configmapsync}"]).await, expected);
+    let expected = &(&ours("a", &copies) | &ours("b", &copies)) | &beside;
+    assert_eq!(rights(&["--set", "controllers={configmapsync},watchNamespaces={a,b}"]).await, expected);
+    let some = rights(&["--set", "watchNamespaces={a}"]).await;
+    let everywhere: Vec<_> = some.iter().filter_map(|right| right.strip_prefix("- ")).collect();
+    // What may be tracked is bound in the namespace alone.
+    let tracked = ["deployments", "services", "statefulsets"];
+    let expected = [&["customresourcedefinitions", "namespaces", "nodes"][..], &tracked].concat();
+    assert_eq!(everywhere.iter().collect::<BTreeSet<_>>(), expected.iter().collect());
+    let made = made(&["--set", "watchNamespaces={a}"]).await;
+    assert!(made.contains_key("rbac.authorization.k8s.io/v1 RoleBinding a/quartermaster-tracker-rolebinding"));
+    let bound: Vec<_> = made.keys().filter(|name| name.contains(" ClusterRoleBinding ")).collect();
+    assert_eq!(bound.len(), 1, "{bound:?}");
+}
+
+/// Without the policies, who may edit one namespace would reach into others.
+#[tokio::test]
+async fn no_role_joins_edit_without_the_policies() {
+    let joining = async |values: &[&str]| {
+        let joins = |object: &Value| {
+            object["metadata"]["labels"].to_string().contains("rbac.authorization.k8s.io/aggregate-to-")
+        };
+        made(values).await.values().filter(|object| joins(object)).count()
+    };
+    let kinds = quartermaster::registry::KINDS.len();
+    assert_eq!(joining(&[]).await, 3 * kinds - 2, "all but two of MyIngress");
+    for value in ["admissionPolicies.enabled=false", "rbac.aggregateToEdit=false"] {
+        assert_eq!(joining(&["--set", value]).await, kinds, "{value}: the viewers");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_value_is_refused() {
+    for (value, words) in [
+        ("replica=3", "replica"),
+        ("replicas=two", "replicas"),
+        ("image.digest=sha256:12", "digest"),
+        ("controllers={nosuchthing}", "there is no \"nosuchthing\"; write * for all, or names of: appservice, "),
+        ("controllers={-myingress}", "nothing is left to run; write *, or *,-NAME"),
+        ("serviceAccount.create=false", "write the name of the account that is there into serviceAccount.name"),
+        ("fullnameOverride=Foo_Bar", "fullnameOverride"),
+        ("leaderElection.enabled=false", "leaderElection"),
+        ("log.format=xml", "format"),
+        ("watchNamespaces={Shop}", "watchNamespaces"),
+        ("extraEnv[0].name=A,extraEnv[0].value=true", "extraEnv"),
+    ] {
+        let (done, said) = template(&["--set", value]).await;
+        assert!(!done && said.contains(words), "{value}: {said}");
+    }
+    // One replica needs no lease.
+    assert!(template(&["--set", "replicas=1,leaderElection.enabled=false"]).await.0);
+}
+
+/// What an apiserver makes of it: nothing is refused, and no field is unknown.
+#[tokio::test]
+async fn an_apiserver_takes_it_with_any_values() {
+    let Bed { plane, namespace, .. } = Bed::shared("chart").await;
+    let everything = format!(
+        "fullnameOverride=other,replicas=3,image.repository=r.example.com/q,image.digest=sha256:{},priorityClassName=high,\
+         image.pullSecrets[0].name=pull,nodeSelector.disk=ssd,tolerations[0].operator=Exists,podLabels.a=b,podAnnotations.c=d,\
+         affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchFields[0].key=metadata.name,\
+         affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchFields[0].operator=In,\
+         affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchFields[0].values={{n}},extraEnvFrom[0].secretRef.name=aws,\
+         topologySpread.constraints[0].maxSkew=2,topologySpread.constraints[0].topologyKey=zone,\
+         topologySpread.constraints[0].whenUnsatisfiable=ScheduleAnyway,extraVolumes[0].name=v,extraVolumes[0].secret.secretName=s,\
+         extraVolumeMounts[0].name=v,extraVolumeMounts[0].mountPath=/v,serviceAccount.annotations.role=arn,aws.region=eu-central-1,\
+         extraEnv[0].name=A,extraEnv[0].value=b,networkPolicy.egress.enabled=true,networkPolicy.egress.to[0].ports[0].port=443",
+        "0".repeat(64)
+    );
+    let nothing = "crds.install=false,rbac.create=false,rbac.people=false,serviceAccount.create=false,serviceAccount.name=mine,\
+                   admissionPolicies.enabled=false,networkPolicy.enabled=false,podDisruptionBudget.enabled=false,metrics.enabled=false,\
+                   topologySpread.enabled=false";
+    let some = format!("watchNamespaces={{{namespace}}},controllers={{*,-myingress}},replicas=1");
+    let long = "a-release-whose-name-is-as-long-as-helm-lets-it-be-53";
+    let odd = "rbac.tracked=null,podLabels.control-plane=mine";
+    for (release, values) in
+        [(long, "replicas=2"), ("dry", &*everything), ("dry", nothing), ("dry", &some), ("dry", odd)]
+    {
+        let fixed = ["template", release, CHART, "--namespace", &namespace, "--set", values];
+        let output = tree_command(helm().await).args(fixed).output().await.unwrap();
+        let (done, manifests) = told(&output);
+        assert!(done, "{manifests}");
+        let dry = ["create", "--dry-run=server", "--validate=strict", "-o", "name", "-f", "-"];
+        // What is there already, of the test's own install, is applied over.
+        let crds = manifests.split("---\n").filter(|it| !it.contains("kind: CustomResourceDefinition"));
+        let said = plane.run_kubectl(&dry, &crds.collect::<Vec<_>>().join("---\n")).await.unwrap();
+        assert!(said.contains("deployment.apps/"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn its_monitor_finds_its_service() {
+    let made = made(&["--set", "metrics.serviceMonitor.enabled=true"]).await;
+    let one = |kind: &str| made.iter().find(|(name, _)| name.contains(&format!(" {kind} "))).unwrap().1;
+    let labels = &one("Service")["metadata"]["labels"];
+    for (key, value) in one("ServiceMonitor")["spec"]["selector"]["matchLabels"].as_object().unwrap() {
+        assert_eq!(&labels[key], value, "{key}");
+    }
+}

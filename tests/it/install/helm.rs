@@ -1,0 +1,228 @@
+//! The chart on a cluster: over what the documents' programs left, up, back, and away.
+
+use std::sync::Arc;
+
+use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress};
+use serde_json::json;
+use testbed::aws::Aws;
+use testbed::{Options, kubelet};
+
+use super::chart::{CHART, helm};
+use super::*;
+use crate::support::{Operator, Plane, SOON, SYSTEM, bot_api};
+
+/// A cluster with nothing of ours, and helm for it.
+struct Site {
+    bed: Bed,
+    telegram: testbed::bot_api::BotApi,
+    aws: Aws,
+    home: Folder,
+}
+
+impl Site {
+    async fn new() -> Self {
+        let plane = Plane::Own(Arc::new(ControlPlane::start(Options::default()).await.unwrap()));
+        let bed = Bed { client: plane.client().await.unwrap(), plane, namespace: "default".into() };
+        Self { bed, telegram: bot_api(), aws: Aws::start().await.unwrap(), home: Folder::new().unwrap() }
+    }
+
+    async fn kubectl(&self, arguments: &[&str]) -> String {
+        self.bed.plane.run_kubectl(arguments, "").await.unwrap()
+    }
+
+    /// Whether helm does it, and what it says.
+    async fn helm(&self, arguments: &[&str]) -> (bool, String) {
+        let mut command = tree_command(helm().await);
+        for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+            command.env(variable, self.home.path());
+        }
+        command.env("KUBECONFIG", self.bed.plane.admin_kubeconfig()).args(arguments);
+        told(&command.output().await.unwrap())
+    }
+
+    async fn done(&self, arguments: &[&str]) -> String {
+        let (done, said) = self.helm(arguments).await;
+        assert!(done, "{arguments:?}: {said}");
+        said
+    }
+
+    /// The values that lead to the world outside of the cluster.
+    fn outside(&self) -> String {
+        let telegram = ("QUARTERMASTER_TELEGRAM_API_URL".to_owned(), self.telegram.url());
+        let values = [telegram].into_iter().chain(self.aws.env()).enumerate();
+        let value = |(at, (name, value))| format!("extraEnv[{at}].name={name},extraEnv[{at}].value={value}");
+        values.map(value).collect::<Vec<_>>().join(",")
+    }
+}
+
+#[tokio::test]
+async fn installed_upgraded_rolled_back_and_uninstalled() {
+    let site = Site::new().await;
+    let (bed, aws) = (&site.bed, &site.aws);
+    let kubectl = async |arguments: &[&str]| site.kubectl(arguments).await;
+    let done = async |arguments: &[&str]| site.done(arguments).await;
+    let args = async || {
+        let path = "jsonpath={.spec.template.spec.containers[0].args}";
+        kubectl(&["-n", SYSTEM, "get", "deploy", DEPLOYMENT, "-o", path]).await
+    };
+    let crds = async || kubectl(&["get", "crd", "-o", "name"]).await.lines().count();
+
+    // Document 000's program was here.
+    bed.apply(include_str!("../crds/original.yaml")).await;
+    let theirs = r#"{"apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint", "metadata": {"name": "theirs"}, "spec":
+        {"type": "Telegram", "apiToken": {"secretName": "no", "key": "no"}, "telegramSpec": {"chatId": 1}}}"#;
+    bed.plane.run_kubectl(&["apply", "-f", "-"], theirs).await.unwrap();
+    let values = site.outside();
+    let install = ["install", "quartermaster", CHART, "-n", SYSTEM, "--create-namespace", "--set-string", &values];
+    let (came, said) = site.helm(&install).await;
+    assert!(!came && said.contains("add --take-ownership --force-conflicts --set crds.takeOver=true"), "{said}");
+    let said =
+        done(&[&install[..], &["--take-ownership", "--force-conflicts", "--set", "crds.takeOver=true"]].concat()).await;
+    assert!(said.contains("STATUS: deployed") && said.contains("rollout status deployment/"), "{said}");
+    assert_eq!(crds().await, registry::KINDS.len());
+    bed.api::<ContactPoint>().get("theirs").await.unwrap();
+    let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
+    assert_eq!(operators.len(), 2);
+    examples_are_well(bed).await;
+    drop(operators);
+
+    // Up, and back.
+    let installed = args().await;
+    let said =
+        done(&["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reuse-values", "--set", "clusterName=prod"]).await;
+    assert!(said.contains("STATUS: deployed"), "{said}");
+    assert!(args().await.contains("--cluster-name=prod"));
+    let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
+    done(&["rollback", "quartermaster", "1", "-n", SYSTEM]).await;
+    assert_eq!(args().await, installed);
+    drop(operators);
+    let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
+
+    // Another release.
+    let other = ["install", "another", CHART, "-n", "another", "--create-namespace"];
+    let (came, said) = site.helm(&other).await;
+    assert!(!came && said.contains("does not belong to release another"), "{said}");
+    done(&[&other[..], &["--set", "crds.install=false,watchNamespaces={another}"]].concat()).await;
+    done(&["uninstall", "another", "-n", "another"]).await;
+
+    // Away: what people made stays, and so do the CRDs.
+    let kinds = "contactpoints,trackedfields,configmapsyncs,myapps,appservices,myingresses";
+    let before = kubectl(&["get", kinds, "-A", "-o", "name"]).await;
+    assert_eq!(before.lines().count(), registry::KINDS.len() + 1, "{before}");
+    done(&["uninstall", "quartermaster", "-n", SYSTEM]).await;
+    drop(operators);
+    assert_eq!((crds().await, kubectl(&["get", kinds, "-A", "-o", "name"]).await), (registry::KINDS.len(), before));
+    let names = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
+    let left = kubectl(&["get", names, "-o", "name"]).await;
+    assert!(!left.contains("quartermaster"), "{left}");
+    let (shop, myingress) =
+        (kubectl(&["-n", "shop", "get", "cm", "settings", "-o", "name"]).await, aws.balancers().await.unwrap());
+    assert_eq!((shop.trim(), myingress.len()), ("configmap/settings", 1));
+
+    // And in again, to what is there, once what was installed without helm is out of the way.
+    kubectl(&["apply", "-k", &format!("{ROOT}/config/default")]).await;
+    let (came, said) = site.helm(&install).await;
+    let delete = ["-n", SYSTEM, "delete", "deployment", DEPLOYMENT];
+    assert!(!came && said.contains(&format!("(kubectl {})", delete.join(" "))), "{said}");
+    kubectl(&delete).await;
+    done(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await;
+    let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
+    kubectl(&[
+        "wait",
+        "--for=condition=Ready",
+        "--timeout=60s",
+        "configmapsync/configmapsync-sample",
+        "myingress/myapp",
+    ])
+    .await;
+    assert_eq!(aws.balancers().await.unwrap().len(), 1);
+}
+
+/// With rights in its namespace alone, all that it is for works, and nothing is asked for in vain.
+#[tokio::test]
+async fn an_install_for_some_namespaces() {
+    let site = Site::new().await;
+    site.kubectl(&["create", "namespace", "team"]).await;
+    site.kubectl(&["create", "namespace", "others"]).await;
+    let (values, name) = (site.outside(), "team-quartermaster-controller-manager");
+    let install = ["install", "team", CHART, "-n", "ops", "--create-namespace", "--set-string", &values];
+    site.done(&[&install[..], &["--set", "watchNamespaces={team},replicas=1"]].concat()).await;
+    let since = site.bed.plane.audit().mark().await.unwrap();
+    let operators = Operator::installed(&site.bed.plane, "ops", name).await;
+    assert_eq!(operators.len(), 1);
+
+    let bed = Bed { plane: site.bed.plane.clone(), client: site.bed.client.clone(), namespace: "team".into() };
+    bed.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]).await;
+    // One that all namespaces share.
+    let (plane, client) = (bed.plane.clone(), bed.client.clone());
+    Bed { plane, client, namespace: "ops".into() }.secret("shared", TOKEN).await;
+    let token = json!({ "secretName": "shared", "key": "token" });
+    bed.point("chat", json!({ "type": "Telegram", "telegramSpec": { "chatId": 12_345_678 }, "apiToken": token })).await;
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "chat").await;
+    let copy = json!({ "sourceNamespace": "team", "destinationNamespace": "team", "configMapName": "settings",
+        "destinationName": "copied" });
+    bed.create::<ConfigMapSync>("copy", json!({ "spec": copy })).await;
+    bed.create::<MyApp>("app", json!({ "spec": { "image": "nginx:latest", "banner": "here" } })).await;
+    let spec = json!({ "size": 1, "image": "nginx", "ports": [{ "port": 80, "targetPort": 80 }] });
+    bed.create::<AppService>("shop", json!({ "spec": spec })).await;
+    let subnets = json!({ "subnets": ["subnet-abc", "subnet-def"] });
+    bed.create::<MyIngress>("front", json!({ "spec": subnets })).await;
+    let well = ["contactpoint/chat", "configmapsync/copy", "myapp/app", "appservice/shop", "myingress/front"];
+    bed.kubectl(&[&["wait", "--for=condition=Ready", "--timeout=60s"], &well[..]].concat()).await;
+    bed.delivered("replicas", &[("Created", Some("1"))]).await;
+
+    let account = format!("system:serviceaccount:ops:{name}");
+    let requests = site.bed.plane.audit().requests(since).await.unwrap();
+    let ours: Vec<_> = requests.into_iter().filter(|request| request.subject.user == account).collect();
+    let refused: Vec<_> = ours.iter().filter(|request| request.code == 403).collect();
+    assert!(ours.len() > 20 && refused.is_empty(), "{refused:?}");
+    // kubectl fails where the answer is no.
+    for (namespace, may) in [("team", true), ("others", false)] {
+        let asked = ["auth", "can-i", "list", "pods", "-n", namespace, "--as", &account];
+        let answer = site.bed.plane.run_kubectl(&asked, "").await;
+        assert_eq!(answer.is_ok(), may, "{namespace}: {answer:?}");
+    }
+}
+
+/// Where CRDs are to go with the release, what they are for goes first, while the operator runs; what may not go keeps all of it.
+#[tokio::test]
+async fn crds_that_go_with_the_release_take_their_objects_along() {
+    let site = Site::new().await;
+    let (bed, aws) = (&site.bed, &site.aws);
+    let values = site.outside();
+    let install = ["install", "quartermaster", CHART, "-n", SYSTEM, "--create-namespace", "--set-string", &values];
+    site.done(&[&install[..], &["--set", "crds.keep=false"]].concat()).await;
+    let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
+    examples_are_well(bed).await;
+    let uninstall = ["uninstall", "quartermaster", "-n", SYSTEM];
+
+    let balancer = aws.balancers().await.unwrap().remove(0);
+    aws.protect(&balancer.arn, true).await.unwrap();
+    let job = async |timeout: &str| {
+        let container = kubelet::job(&bed.plane, SYSTEM, "quartermaster-uninstall", SOON).await.unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quartermaster"));
+        let args = container.args.iter().map(|arg| if arg.starts_with("--timeout") { timeout } else { arg });
+        command.args(args).envs(container.env).env("KUBECONFIG", &container.kubeconfig);
+        let (well, said) = told(&command.output().await.unwrap());
+        kubelet::end(&bed.plane, SYSTEM, &container.pod, well).await.unwrap();
+        said
+    };
+    let ((gone, _), said) = tokio::join!(site.helm(&uninstall), job("--timeout=5s"));
+    assert!(!gone && said.contains("DeletionProtected"), "{said}");
+    let kept = ["get", "deployment,serviceaccount,crd", "-n", SYSTEM, "-o", "name"];
+    let kept = site.kubectl(&kept).await;
+    assert!(kept.contains(DEPLOYMENT) && kept.contains("myingresses.demo.rtfm.co.ua"), "{kept}");
+
+    aws.protect(&balancer.arn, false).await.unwrap();
+    let ((gone, helms), said) = tokio::join!(site.helm(&uninstall), job("--timeout=1m"));
+    assert!(gone, "{helms}\n{said}");
+    assert_eq!(aws.balancers().await.unwrap(), []);
+    assert_eq!(site.kubectl(&["-n", "shop", "get", "configmap", "settings", "--ignore-not-found"]).await, "");
+    let names = "crd,clusterroles,clusterrolebindings,validatingadmissionpolicies";
+    let left = site.kubectl(&["get", names, "-o", "name"]).await;
+    assert!(!left.contains("quartermaster"), "{left}");
+    assert!(!left.contains("customresourcedefinition"), "{left}");
+    let left = site.kubectl(&["-n", SYSTEM, "get", "all,serviceaccounts,roles,rolebindings", "-o", "name"]).await;
+    assert!(!left.contains("quartermaster"), "{left}");
+}

@@ -1,0 +1,104 @@
+//! The Makefile's targets.
+
+use std::os::unix::fs::PermissionsExt;
+
+use quartermaster::registry;
+
+use super::*;
+use crate::support::{Bed, SYSTEM};
+
+async fn done(bed: &Bed, arguments: &[&str]) {
+    let (done, said) = make(&bed.plane, arguments).await;
+    assert!(done, "{arguments:?}: {said}");
+}
+
+async fn crds(bed: &Bed) -> usize {
+    bed.plane.run_kubectl(&["get", "crd", "-o", "name"], "").await.unwrap().lines().count()
+}
+
+async fn nothing_left(bed: &Bed) {
+    assert_eq!(crds(bed).await, 0);
+    let names =
+        "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,namespaces";
+    let left = bed.plane.run_kubectl(&["get", names, "-o", "name"], "").await.unwrap();
+    assert!(!left.contains("quartermaster"), "{left}");
+}
+
+/// Takes away all that is there, while its operator runs.
+pub async fn undeploy(bed: &Bed) {
+    done(bed, &["undeploy"]).await;
+    nothing_left(bed).await;
+    done(bed, &["undeploy"]).await; // nothing is there, and that is no failure
+    done(bed, &["uninstall"]).await;
+}
+
+/// `install`, `deploy`, `undeploy` and `uninstall` in turn, on a cluster without any of it.
+pub async fn all_targets(bed: &Bed) {
+    let config = || [folder("config/default"), folder("config/manager"), folder("deploy")];
+    let before = config();
+    let done = async |arguments: &[&str]| done(bed, arguments).await;
+
+    done(&["install"]).await;
+    assert_eq!(crds(bed).await, registry::KINDS.len());
+    let (is_deployed, said) = make(&bed.plane, &["deploy"]).await;
+    assert!(!is_deployed && said.contains("make deploy IMG=YOUR.REGISTRY/quartermaster:TAG\n"), "{said}");
+    let image = "registry.example.com/quartermaster:1.2.3";
+    done(&["deploy", &format!("IMG={image}")]).await;
+    let path = "jsonpath={.spec.template.spec.containers[0].image}";
+    let runs = bed.plane.run_kubectl(&["-n", SYSTEM, "get", "deploy", DEPLOYMENT, "-o", path], "").await.unwrap();
+    assert_eq!(runs, image);
+    done(&["undeploy"]).await;
+    nothing_left(bed).await;
+
+    done(&["install"]).await;
+    done(&["uninstall"]).await;
+    nothing_left(bed).await;
+    assert!(config() == before, "the checkout is as it was");
+}
+
+#[tokio::test]
+async fn a_placeholder_is_no_image() {
+    for target in ["deploy", "build-installer", "docker-push", "docker-buildx"] {
+        // None of these programs is there: whoever asks for one before refusing says so.
+        let unused = ["KUBECTL=/no/kubectl", "CONTAINER_TOOL=/no/docker", "DIST=/no/dist"];
+        let output = tree_command("make").arg(target).args(unused).output().await.unwrap();
+        let (done, said) = told(&output);
+        assert!(!done, "{target}: {said}");
+        assert!(said.contains(&format!("make {target}: IMG is still the placeholder quartermaster:latest")), "{said}");
+        assert!(said.contains(&format!("  make {target} IMG=YOUR.REGISTRY/quartermaster:TAG\n")), "{said}");
+        assert!(!said.contains("/no/"), "{said}");
+    }
+}
+
+/// There is no container engine where this runs, so what they are asked for is all that can be shown.
+#[tokio::test]
+async fn what_the_container_tools_are_asked_for() {
+    let folder = Folder::new().unwrap();
+    let (tool, log) = (folder.path().join("tool"), folder.path().join("log"));
+    std::fs::write(&tool, format!("#!/bin/sh\necho \"$@\" >>'{}'\n", log.display())).unwrap();
+    std::fs::set_permissions(&tool, PermissionsExt::from_mode(0o755)).unwrap();
+    let tools = ["CONTAINER_TOOL", "KIND", "MINIKUBE"].map(|name| format!("{name}={}", tool.display()));
+    let asked = async |arguments: &[&str]| {
+        let output = tree_command("make").args(&tools).args(arguments).output().await.unwrap();
+        let (done, said) = told(&output);
+        assert!(done, "{arguments:?}: {said}");
+        let asked = std::fs::read_to_string(&log).unwrap();
+        std::fs::remove_file(&log).unwrap();
+        // The archive's folder has another name each time.
+        let words = |line: &str| {
+            let masked = line.split(' ').map(|word| if word.ends_with("/image.tar") { "ARCHIVE" } else { word });
+            masked.collect::<Vec<_>>().join(" ")
+        };
+        asked.lines().map(words).collect::<Vec<_>>()
+    };
+    assert_eq!(asked(&["docker-build", "IMG=r/q:1"]).await, ["build --tag r/q:1 ."]);
+    assert_eq!(asked(&["docker-push", "IMG=r/q:1"]).await, ["push r/q:1"]);
+    let loaded = asked(&["kind-load", "IMG=q:1", "KIND_CLUSTER=two"]).await;
+    assert_eq!(loaded, ["save --output ARCHIVE q:1", "load image-archive ARCHIVE --name two"]);
+    let loaded = asked(&["minikube-load", "IMG=q:1"]).await;
+    assert_eq!(loaded, ["save --output ARCHIVE q:1", "image load ARCHIVE"]);
+    let built = asked(&["docker-buildx", "IMG=r/q:1"]).await;
+    assert!(built[1].contains("--push --platform linux/arm64,linux/amd64 --tag r/q:1 ."), "{built:?}");
+    let built = asked(&["docker-buildx", "IMG=r/q:1", "PLATFORMS=linux/amd64"]).await;
+    assert!(built[1].contains("--platform linux/amd64 "), "{built:?}");
+}

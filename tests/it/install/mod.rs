@@ -1,0 +1,97 @@
+//! Installing: `deploy/`, `config/default`, the Makefile and the Helm chart.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Output;
+
+use quartermaster::registry;
+use serde_json::Value;
+use testbed::ControlPlane;
+use testbed::process::Folder;
+use tokio::process::Command;
+
+use crate::support::{Bed, TOKEN};
+
+mod chart;
+mod helm;
+mod makefile;
+mod same;
+mod walkthrough;
+
+/// The tree's root.
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// What runs the operator, as it is installed.
+const DEPLOYMENT: &str = "quartermaster-controller-manager";
+
+/// Runs `make` in the tree, for this cluster, and gives its exit status and all that it wrote.
+async fn make(plane: &ControlPlane, arguments: &[&str]) -> (bool, String) {
+    let kubectl = format!("KUBECTL={}", plane.binaries().join("kubectl").display());
+    let ours = concat!("QUARTERMASTER=", env!("CARGO_BIN_EXE_quartermaster"));
+    let cache = Folder::new().unwrap();
+    let mut command = tree_command("make");
+    command.args([&kubectl, ours]).args(arguments);
+    command.env("KUBECONFIG", plane.admin_kubeconfig()).env("KUBECACHEDIR", cache.path());
+    told(&command.output().await.unwrap())
+}
+
+/// A program in the tree's root that knows nothing of a `make` that runs this test.
+fn tree_command(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(ROOT).kill_on_drop(true);
+    for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "IMG", "KUBECONFIG"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn told(output: &Output) -> (bool, String) {
+    let said = [&*output.stdout, &*output.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat();
+    (output.status.success(), said)
+}
+
+/// The objects in this YAML, each by what it is and its name.
+fn objects(yaml: &str) -> BTreeMap<String, Value> {
+    let all: Vec<Value> = serde_saphyr::from_multiple(yaml).unwrap();
+    let count = all.len();
+    let by_name: BTreeMap<_, _> = all.into_iter().map(named).collect();
+    assert_eq!(by_name.len(), count, "one object stands there twice");
+    by_name
+}
+
+/// An object, by what it is and its name.
+fn named(object: Value) -> (String, Value) {
+    let [namespace, name] = ["namespace", "name"].map(|field| object["metadata"][field].as_str().unwrap_or("-"));
+    let [version, kind] = ["apiVersion", "kind"].map(|field| object[field].as_str().unwrap());
+    (format!("{version} {kind} {namespace}/{name}"), object)
+}
+
+/// All files of a folder of the tree, in the order in which kubectl takes them.
+fn folder(name: &str) -> String {
+    let mut files: Vec<_> =
+        std::fs::read_dir(Path::new(ROOT).join(name)).unwrap().map(|file| file.unwrap().path()).collect();
+    files.sort();
+    files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect()
+}
+
+/// Has the examples be there, of every kind, and waits until all of them are well.
+async fn examples_are_well(bed: &Bed) {
+    let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
+    kubectl(&["create", "namespace", "shop"]).await;
+    kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]).await;
+    let token = format!("--from-literal=token={TOKEN}");
+    kubectl(&["create", "secret", "generic", "telegram-cp-token", &token]).await;
+    let said = kubectl(&["apply", "-f", &format!("{ROOT}/example/")]).await;
+    assert!(said.contains("appservice.kosmos.io/appservice-sample created"), "{said}");
+    let all_but_one = [
+        "contactpoint/telegram-cp",
+        "configmapsync/configmapsync-sample",
+        "myapp/example-app",
+        "appservice/appservice-sample",
+        "myingress/myapp",
+    ];
+    assert_eq!(all_but_one.len() + 1, registry::KINDS.len());
+    kubectl(&[&["wait", "--for=condition=Ready", "--timeout=60s"], &all_but_one[..]].concat()).await;
+    bed.delivered("nginx-deployment-replicas", &[("Created", Some("1"))]).await;
+    bed.waiting("nginx-deployment-replicas", "").await;
+}

@@ -1,0 +1,67 @@
+//! All ways lead to the same objects.
+
+use testbed::control_plane::binaries;
+
+use super::*;
+
+/// What kubectl makes of a folder of `config/`.
+pub async fn kustomized(folder: &str) -> BTreeMap<String, Value> {
+    let mut kubectl = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
+    let output = kubectl.args(["kustomize", folder]).output().await.unwrap();
+    let (done, said) = told(&output);
+    assert!(done, "{said}");
+    as_stored(objects(&said))
+}
+
+/// kubectl 1.36 takes policies for something that has a namespace. The apiserver drops that.
+fn as_stored(made: BTreeMap<String, Value>) -> BTreeMap<String, Value> {
+    let stored = made.into_values().map(|mut object| {
+        if object["apiVersion"] == "admissionregistration.k8s.io/v1" {
+            object["metadata"].as_object_mut().unwrap().remove("namespace");
+        }
+        named(object)
+    });
+    stored.collect()
+}
+
+#[tokio::test]
+async fn deploy_is_config_default() {
+    let (ours, theirs) = (objects(&folder("deploy")), kustomized("config/default").await);
+    assert!(ours.len() > 30, "{:?}", ours.keys());
+    assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
+    for (name, object) in &ours {
+        assert_eq!(object, &theirs[name], "{name}");
+    }
+    let first = folder("deploy").find("kind: Namespace").unwrap();
+    assert!(folder("deploy").find("namespace: quartermaster-system").unwrap() > first, "what is in it comes after it");
+}
+
+#[tokio::test]
+async fn the_installer_is_config_default_with_another_image() {
+    let dist = Folder::new().unwrap();
+    let image = "registry.example.com:5000/team/quartermaster:1.2.3";
+    let kubectl = format!("KUBECTL={}", binaries().await.unwrap().join("kubectl").display());
+    let (dist_flag, image_flag) = (format!("DIST={}", dist.path().join("new").display()), format!("IMG={image}"));
+    let output = tree_command("make").args(["build-installer", &kubectl, &dist_flag, &image_flag]).output();
+    let (done, said) = told(&output.await.unwrap());
+    assert!(done, "{said}");
+    let mut made = objects(&std::fs::read_to_string(dist.path().join("new/install.yaml")).unwrap());
+    let deployment = format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}");
+    let container = &mut made.get_mut(&deployment).unwrap()["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["image"], image);
+    container["image"] = "quartermaster:latest".into();
+    assert_eq!(as_stored(made), kustomized("config/default").await);
+}
+
+#[tokio::test]
+async fn the_monitor_finds_the_service() {
+    let installed = kustomized("config/default").await;
+    let service = &installed["v1 Service quartermaster-system/quartermaster-controller-manager-metrics-service"];
+    let monitors = kustomized("config/prometheus").await;
+    let monitor = monitors.values().next().unwrap();
+    assert_eq!((monitors.len(), monitor["kind"].as_str()), (1, Some("ServiceMonitor")));
+    for (key, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
+        assert_eq!(&service["metadata"]["labels"][key], value, "{key}");
+    }
+    assert_eq!(monitor["spec"]["endpoints"][0]["port"], service["spec"]["ports"][0]["name"]);
+}

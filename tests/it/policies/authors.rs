@@ -1,0 +1,258 @@
+//! What whoever creates or changes an object must be allowed, kind by kind, right by right.
+
+use kube::CustomResourceExt as _;
+use kube::api::Api;
+use kube::core::ApiResource;
+use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, TrackedField};
+use serde_json::{Value, json};
+
+use super::{Right, User, allowed, create, everywhere, refusal, refused, right, without_rules};
+use crate::support::Bed;
+
+/// An object of one kind, a change of its spec that asks for the same, and exactly the rights that it asks for.
+struct Case {
+    kind: ApiResource,
+    spec: Value,
+    change: Value,
+    rights: Vec<Right>,
+    /// Why, and what to do, as each refusal ends; one for all, or one each.
+    because: &'static [&'static str],
+}
+
+/// With all rights but one it is refused, in words that say which; with all it is let in. On create, and when the spec
+/// changes.
+async fn each_right_is_asked_for(bed: &Bed, name: &str, case: Case) {
+    let all = User::new(bed, &format!("{name}-all"), &case.kind, &case.rights).await;
+    allowed("who has all rights creates it", async || all.try_create(&case.spec).await).await;
+    allowed("who has all rights creates it", async || all.create(name, &case.spec).await).await;
+    for (index, missing) in case.rights.iter().enumerate() {
+        let mut others = case.rights.clone();
+        others.remove(index);
+        let user = User::new(bed, &format!("{name}-{index}"), &case.kind, &others).await;
+        let words = missing.missing(&user.name);
+        let because = case.because.get(index).unwrap_or_else(|| case.because.last().unwrap());
+        let said = refused(&words, async || user.try_create(&case.spec).await).await;
+        assert!(said.ends_with(&format!("{words}{because}")), "{said}");
+        let said = refused(&words, async || user.patch(name, json!({ "spec": case.change })).await).await;
+        assert!(said.ends_with(&format!("{words}{because}")), "{said}");
+    }
+    all.patch(name, json!({ "spec": case.change })).await.unwrap();
+}
+
+/// Another namespace.
+async fn another(bed: &Bed, name: &str) -> String {
+    Bed::on(bed.plane.clone(), name).await.namespace
+}
+
+const SOURCE: &str = "a ConfigMapSync copies only what its author may read. Ask for that right, or name another source";
+const DESTINATION: &str = "a ConfigMapSync writes only where its author may: in the one namespace that it names, in every namespace if it \
+    names several or selects them. Ask for that right, or name another destination";
+
+#[tokio::test]
+async fn a_config_map_sync_reads_what_its_author_may_read_and_writes_where_they_may() {
+    let bed = Bed::shared("policy-sync").await;
+    let (from, to) = (another(&bed, "from").await, another(&bed, "to").await);
+    let spec = json!({ "sourceNamespace": from, "configMapName": "settings", "destinationNamespace": to });
+    let named = |copy| {
+        vec![
+            right("get", "configmaps", Some("settings"), &from),
+            right("create", "configmaps", None, &to),
+            right("patch", "configmaps", Some(copy), &to),
+            right("delete", "configmaps", Some(copy), &to),
+        ]
+    };
+    let selected = vec![
+        right("get", "configmaps", Some("settings"), &from),
+        everywhere("create", "configmaps", None),
+        everywhere("patch", "configmaps", Some("settings")),
+        everywhere("delete", "configmaps", Some("settings")),
+    ];
+    let with = |more: Value| {
+        let mut spec = spec.clone();
+        spec.as_object_mut().unwrap().remove("destinationNamespace");
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        spec
+    };
+    let cases = [
+        ("one", spec.clone(), named("settings")),
+        ("renamed", with(json!({ "destinationNamespace": to, "destinationName": "copy" })), named("copy")),
+        ("a-list-of-one", with(json!({ "destinationNamespaces": [to] })), named("settings")),
+        ("go", with(json!({ "destinationNamespace": "", "destinationNamespaces": [to] })), named("settings")),
+        ("several", with(json!({ "destinationNamespaces": [to, bed.namespace] })), selected.clone()),
+        ("selector", with(json!({ "destinationNamespaceSelector": { "matchLabels": { "no": "one" } } })), selected),
+    ];
+    for (name, spec, rights) in cases {
+        let change = json!({ "copyLabels": true });
+        let because: &[&str] = &[SOURCE, DESTINATION];
+        each_right_is_asked_for(
+            &bed,
+            name,
+            Case { kind: ConfigMapSync::api_resource(), spec, change, rights, because },
+        )
+        .await;
+    }
+
+    // What it asks for goes by what it will be.
+    let user = User::new(&bed, "mover", &ConfigMapSync::api_resource(), &named("settings")).await;
+    allowed("created", async || user.create("moved", &spec).await).await;
+    for (change, missing) in [
+        (
+            json!({ "sourceNamespace": to, "destinationNamespace": from }),
+            right("get", "configmaps", Some("settings"), &to),
+        ),
+        (json!({ "configMapName": "other" }), right("get", "configmaps", Some("other"), &from)),
+        (json!({ "destinationNamespace": bed.namespace }), right("create", "configmaps", None, &bed.namespace)),
+        (json!({ "destinationName": "other" }), right("patch", "configmaps", Some("other"), &to)),
+        (
+            json!({ "destinationNamespace": null, "destinationNamespaceSelector": {} }),
+            everywhere("create", "configmaps", None),
+        ),
+    ] {
+        let words = missing.missing(&user.name);
+        refused(&words, async || user.patch("moved", json!({ "spec": change })).await).await;
+    }
+}
+
+#[tokio::test]
+async fn a_tracked_field_tells_what_its_author_may_read() {
+    let bed = Bed::shared("policy-field").await;
+    let elsewhere = another(&bed, "elsewhere").await;
+    let other = |kind: &str, api_version: &str, resource: &str| json!({ "kind": kind, "apiVersion": api_version, "resource": resource });
+    let cases = [
+        ("deployment", json!({ "kind": "Deployment" }), "deployments.apps", true),
+        ("statefulset", json!({ "kind": "StatefulSet" }), "statefulsets.apps", true),
+        ("service", json!({ "kind": "Service" }), "services", true),
+        ("cronjob", other("CronJob", "batch/v1", "cronjobs"), "cronjobs.batch", true),
+        ("configmap", other("ConfigMap", "v1", "configmaps"), "configmaps", true),
+        ("node", other("Node", "v1", "nodes"), "nodes", false),
+        // What is said beside a kind goes before what is known of it.
+        ("other", other("Deployment", "example.com/v1", "deployments"), "deployments.example.com", true),
+    ];
+    for (name, mut target, resource, namespaced) in cases {
+        target["name"] = "web".into();
+        let right = if namespaced {
+            right("get", resource, Some("web"), &elsewhere)
+        } else {
+            everywhere("get", resource, Some("web"))
+        };
+        if namespaced {
+            target["namespace"] = elsewhere.clone().into();
+        }
+        let case = Case {
+            kind: TrackedField::api_resource(),
+            spec: json!({ "target": target, "contactPoint": "none", "field": "{.spec}" }),
+            change: json!({ "historyLimit": 7 }),
+            rights: vec![right],
+            because: &[
+                "a TrackedField tells only what its author may read. Ask for that right, or name another target",
+            ],
+        };
+        each_right_is_asked_for(&bed, name, case).await;
+    }
+}
+
+#[tokio::test]
+async fn a_contact_point_sends_what_its_author_may_read() {
+    let bed = Bed::shared("policy-point").await;
+    let secret = |name| right("get", "secrets", Some(name), &bed.namespace);
+    let key = |name| json!({ "secretName": name, "key": "k" });
+    let because: &[&str] =
+        &["a ContactPoint sends only what its author may read, and looks for it in this namespace first. Ask for \
+        that right, or name another Secret"];
+    let telegram = Case {
+        kind: ContactPoint::api_resource(),
+        spec: json!({ "type": "Telegram", "telegramSpec": { "chatId": 1 }, "apiToken": key("token") }),
+        change: json!({ "telegramSpec": { "chatId": 2 } }),
+        rights: vec![secret("token")],
+        because,
+    };
+    each_right_is_asked_for(&bed, "telegram", telegram).await;
+    let webhook = json!({
+        "headerName": "X-Token",
+        "urlFrom": key("url"),
+        "signingKey": key("signing"),
+        "tls": { "secretName": "tls" },
+    });
+    let webhook = Case {
+        kind: ContactPoint::api_resource(),
+        spec: json!({ "type": "Webhook", "webhookSpec": webhook, "apiToken": key("token") }),
+        change: json!({ "webhookSpec": { "timeoutSeconds": 7 } }),
+        rights: ["token", "url", "signing", "tls"].map(secret).to_vec(),
+        because,
+    };
+    each_right_is_asked_for(&bed, "webhook", webhook).await;
+
+    // One that names no Secret asks for nothing; where it sends then is anybody's to say.
+    let user = User::new(&bed, "nobody", &ContactPoint::api_resource(), &[]).await;
+    let open = json!({ "type": "Webhook", "webhookSpec": { "url": "http://127.0.0.1:1/" } });
+    allowed("one without a Secret is created", async || user.create("open", &open).await).await;
+    user.patch("open", json!({ "spec": { "webhookSpec": { "url": "http://127.0.0.1:2/" } } })).await.unwrap();
+    let token = json!({ "spec": { "apiToken": key("token"), "webhookSpec": { "headerName": "X-Token" } } });
+    refused(&secret("token").missing(&user.name), async || user.patch("open", token.clone()).await).await;
+}
+
+const MAKES: &str = "an AppService makes only what its author may make. Ask for that right";
+
+#[tokio::test]
+async fn an_app_makes_what_its_author_may_make() {
+    let bed = Bed::shared("policy-app").await;
+    let make = |resource| right("create", resource, None, &bed.namespace);
+    let plain = json!({ "size": 1, "image": "nginx", "ports": [{ "port": 80 }] });
+    let mut more = plain.clone();
+    more["autoscaling"] = json!({ "max": 3 });
+    more["ingress"] = json!({ "host": "a.example.com" });
+    let rights =
+        ["deployments.apps", "services", "horizontalpodautoscalers.autoscaling", "ingresses.networking.k8s.io"]
+            .map(make);
+    for (name, spec, asked) in [("plain", plain, 2), ("more", more, 4)] {
+        let case = Case {
+            kind: AppService::api_resource(),
+            spec,
+            change: json!({ "image": "other" }),
+            rights: rights[..asked].to_vec(),
+            because: &[
+                MAKES,
+                MAKES,
+                "an AppService makes only what its author may make. Ask for that right, or leave autoscaling out",
+                "an AppService makes only what its author may make. Ask for that right, or leave ingress out",
+            ],
+        };
+        each_right_is_asked_for(&bed, name, case).await;
+    }
+    let case = Case {
+        kind: MyApp::api_resource(),
+        spec: json!({ "image": "nginx" }),
+        change: json!({ "banner": "hello" }),
+        rights: vec![make("pods")],
+        because: &["a MyApp makes only what its author may make. Ask for that right"],
+    };
+    each_right_is_asked_for(&bed, "pod", case).await;
+}
+
+/// Where the CRD has lost its rules, an object can name a kind without saying which resource that is.
+#[tokio::test]
+async fn a_target_that_nobody_knows_is_let_in_for_nobody_who_may_not_do_all() {
+    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-unknown").await;
+    bed.apply(&without_rules("trackedfields")).await;
+    let kind = TrackedField::api_resource();
+    let admin = Api::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
+    let spec = |target: Value| json!({ "target": target, "contactPoint": "none", "field": "{.spec}" });
+    let half = spec(json!({ "kind": "Job", "namespace": bed.namespace, "name": "a", "apiVersion": "batch/v1" }));
+    allowed("the rules are gone", async || create(&admin, &kind, "half", &half).await).await;
+
+    let rights =
+        [right("get", "jobs.batch", None, &bed.namespace), right("get", "deployments.apps", None, &bed.namespace)];
+    let user = User::new(&bed, "nearly-all", &kind, &rights).await;
+    // As the operator takes it: a kind that is known, whatever else is half said.
+    let known = spec(json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "a", "resource": "jobs" }));
+    allowed("a kind that is known", async || user.try_create(&known).await).await;
+    for target in [
+        json!({ "kind": "Job", "namespace": bed.namespace, "name": "a" }),
+        json!({ "kind": "Job", "namespace": bed.namespace, "name": "a", "apiVersion": "batch/v1" }),
+        json!({ "kind": "deployment", "namespace": bed.namespace, "name": "a", "resource": "deployments" }),
+    ] {
+        let words = right("get", "*.*", Some("a"), &bed.namespace).missing(&user.name);
+        let said = refusal(user.try_create(&spec(target)).await);
+        assert!(said.contains(&words), "{said}");
+    }
+}
