@@ -29,8 +29,8 @@ help: ## List the targets
 prerequisites: ## Say what is missing on this machine, and how to get it
 	@bash hack/prerequisites.sh
 
-demo: prerequisites moto ## Show it all on a real control plane (HOLD=1: stay up afterwards)
-	@HOLD=$(HOLD) bash hack/demo.sh
+demo: prerequisites moto ## Show it all on a real control plane (HOLD=1: stay up afterwards; CLUSTER=current: in your cluster)
+	@bash hack/demo.sh
 
 test: prerequisites ## Format, lints, and every test, on a real control plane
 	@$(MAKE) --no-print-directory -j2 moto control-plane helm test-binaries

@@ -9,6 +9,7 @@ mod bad_input;
 mod commands;
 mod copies;
 mod crds;
+mod demo;
 mod docs;
 mod faults;
 mod field_paths;

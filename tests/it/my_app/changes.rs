@@ -4,8 +4,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use quartermaster::api::MyApp;
 use serde_json::{Value, json};
+use testbed::wait::until;
 
-use crate::support::{Bed, Operator, Settings};
+use super::{running, waiting};
+use crate::support::{Bed, Operator, SOON, Settings};
 
 /// The values of the container's variable, and its image.
 fn made_of(pod: &Pod) -> (Value, String) {
@@ -79,6 +81,14 @@ async fn a_pod_that_is_deleted_is_made_again() {
     operator.restart();
     operator.ready().await;
     pod = bed.app_runs_anew("web", &pod).await;
+
+    // What is said of the Pod before is not taken for what is said of this one.
+    let ready = |pod: Pod| pod.status?.conditions?.into_iter().find(|it| it.type_ == "Ready" && it.status == "True");
+    until("the Pod is ready", SOON, async || Ok(bed.pod("web").await.and_then(ready))).await.unwrap();
+    bed.pod_is("web", waiting("Running", "CrashLoopBackOff", "back-off 10s")).await;
+    bed.app_says("web", "CrashLoopBackOff").await;
+    bed.pod_is("web", running(true)).await;
+    bed.app_says("web", "Ready").await;
 
     // At rest, and after a restart, nothing is written and nothing asked for.
     bed.marker("marker").await;
