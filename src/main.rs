@@ -35,7 +35,6 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => {
             let kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
             let config = args.config(&kinds).unwrap_or_else(|error| error.exit());
-            telemetry::init(&config.log)?;
             install_tls()?;
             // Two threads carry the load that this program is made for. Each one more costs memory at rest: glibc
             // gives every thread that allocates an arena of its own. Stacks cost only what of them is used.
@@ -44,7 +43,9 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
                 .max_blocking_threads(BLOCKING_THREADS)
                 .enable_all()
                 .build()?;
+            let traces = runtime.block_on(async { telemetry::init(&config.log) })?;
             let result = runtime.block_on(run(config));
+            traces.end();
             // A name that is being resolved would hold up the exit.
             runtime.shutdown_background();
             Ok(match result {

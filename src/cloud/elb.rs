@@ -14,6 +14,7 @@ use aws_sdk_elasticloadbalancingv2::types::{
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use self::describe::{DescribeLoadBalancers, DescribeTags};
 use self::together::Together;
@@ -25,6 +26,7 @@ use crate::cli::Timings;
 use crate::runtime::leader::Fence;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::Class;
+use crate::runtime::telemetry::traces;
 
 mod describe;
 mod listeners;
@@ -124,7 +126,11 @@ impl Elb {
         if !self.fence.held() {
             return Err(Fault::unsent(Class::Conflict, "NotLeading", "this replica does not lead any more"));
         }
-        let answer = send(client).await.map_err(Fault::from);
+        let span = traces::aws(action.name());
+        let answer = send(client).instrument(span.clone()).await.map_err(Fault::from);
+        if let Err(fault) = &answer {
+            traces::refused(&span, fault.label());
+        }
         self.metrics.aws_request(action.name(), answer.as_ref().map_or_else(Fault::label, |_| "OK"));
         if answer.as_ref().is_err_and(|fault| fault.reason == fault::CREDENTIALS_MISSING) {
             // The SDK reads a profile's files once.

@@ -14,11 +14,11 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::time::{Instant, timeout};
 use tower::{BoxError, Layer, Service};
-use tracing::debug;
+use tracing::{Instrument as _, debug};
 
 use super::leader::Fence;
 use super::metrics::Metrics;
-use super::telemetry::causes;
+use super::telemetry::{causes, traces};
 use crate::cli::{Timings, VERSION};
 
 /// How long one request of the lease client may take.
@@ -185,8 +185,10 @@ where
         if fence.as_ref().is_some_and(|fence| !fence.held()) {
             return Box::pin(async { Err(Refused::NotLeading.into()) });
         }
+        let span = traces::request(&method, &path, &gate.host);
+        let asked = span.clone();
         let answer = self.inner.call(request);
-        Box::pin(async move {
+        let answered = async move {
             let started = Instant::now();
             let mut answer = pin!(answer);
             // Getting a connection takes time, during which the lease may be lost: asked again at every step.
@@ -200,10 +202,12 @@ where
             };
             let code = result.as_ref().ok().map(|response| response.status().as_u16());
             gate.metrics.api_request(&gate.host, method.as_str(), code);
+            traces::answered(&asked, code);
             let error = result.as_ref().err().map(|error| causes(error.as_ref()));
             debug!(%method, path, code, error, took = ?started.elapsed(), "asked the apiserver");
             result
-        })
+        };
+        Box::pin(answered.instrument(span))
     }
 }
 

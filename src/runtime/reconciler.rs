@@ -263,6 +263,9 @@ impl<R: Reconciler> Runner<R> {
                 (Reconciled::Error, Action::requeue(self.failed.next_delay(key)))
             }
         };
+        if result == Reconciled::Error {
+            telemetry::traces::failed();
+        }
         self.metrics.reconciled(result, began.elapsed());
         action
     }

@@ -1,4 +1,4 @@
-//! Logs: for people on a terminal, one flat JSON object a line otherwise, on standard error.
+//! Logs: for people on a terminal, one flat JSON object a line otherwise, on standard error; and [`traces`].
 //!
 //! The keys are controller-runtime's (controller, controllerGroup, controllerKind, namespace, name, reconcileID), so that
 //! queries written for other operators find ours. They are fields of the span that [`pass`] opens.
@@ -16,22 +16,26 @@ use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Span, Subscriber};
-use tracing_subscriber::filter::{EnvFilter, ParseError, Targets};
+use tracing_subscriber::filter::{EnvFilter, FilterExt as _, ParseError, Targets};
 use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::{LookupSpan, Scope};
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{Layer as _, Registry, fmt as log};
+use tracing_subscriber::{Layer, Registry, fmt as log};
 use uuid::Uuid;
 
 use crate::cli::{Log, LogFormat};
 
-/// Sets up the log of this process.
+pub mod traces;
+
+use traces::Traces;
+
+/// Sets up the log of this process, and its traces. Must be called within the runtime that is to send these.
 ///
 /// # Errors
 /// When the level does not parse, or a log was set up before.
-pub fn init(settings: &Log) -> anyhow::Result<()> {
+pub fn init(settings: &Log) -> anyhow::Result<Traces> {
     let terminal = io::stderr().is_terminal();
     // https://no-color.org: any value but the empty one
     let colour = terminal && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -40,8 +44,15 @@ pub fn init(settings: &Log) -> anyhow::Result<()> {
         LogFormat::Human => false,
         LogFormat::Json => true,
     };
-    subscriber(&settings.level, json, colour, io::stderr)?.try_init()?;
-    Ok(())
+    let (traces, problem) = match Traces::of_environment() {
+        Ok(traces) => (traces, None),
+        Err(error) => (Traces::none(), Some(error)),
+    };
+    subscriber(&settings.level, json, colour, io::stderr, traces.layer())?.try_init()?;
+    if let Some(error) = problem {
+        tracing::warn!(error = causes(error.as_ref()), "no traces are sent");
+    }
+    Ok(traces)
 }
 
 /// The most that each crate may log, whatever level is asked for.
@@ -56,12 +67,19 @@ fn caps() -> Targets {
     Targets::new()
         .with_default(LevelFilter::INFO)
         .with_target("quartermaster", LevelFilter::TRACE)
+        .with_target(traces::TARGET, LevelFilter::OFF)
         .with_target("kube_client::client", LevelFilter::ERROR)
         .with_target("kube_client::client::builder", LevelFilter::OFF)
         .with_target("kube_runtime", LevelFilter::OFF)
 }
 
-fn subscriber<W>(level: &str, json: bool, colour: bool, writer: W) -> Result<impl Subscriber + use<W>, ParseError>
+fn subscriber<W>(
+    level: &str,
+    json: bool,
+    colour: bool,
+    writer: W,
+    traces: Option<Box<dyn Layer<Registry> + Send + Sync>>,
+) -> Result<impl Subscriber + use<W>, ParseError>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
@@ -71,7 +89,8 @@ where
     } else {
         layer.with_target(false).compact().boxed()
     };
-    Ok(Registry::default().with(EnvFilter::builder().parse(level)?).with(caps()).with(layer))
+    let layer = layer.with_filter(EnvFilter::builder().parse(level)?.and(caps())).boxed();
+    Ok(Registry::default().with([layer].into_iter().chain(traces).collect::<Vec<_>>()))
 }
 
 /// The span of one pass over one object: every line within carries its fields.

@@ -26,5 +26,6 @@ mod secrecy;
 mod secrets;
 mod served;
 mod support;
+mod traces;
 mod waiting;
 mod walkthrough;

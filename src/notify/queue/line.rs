@@ -12,6 +12,7 @@ use crate::controllers::tracked_field::history;
 use crate::notify::{Endpoint, Failure, LONGEST_PAUSE, Sent, StopReason};
 use crate::runtime::Key;
 use crate::runtime::backoff::Series;
+use crate::runtime::telemetry::traces::{self, Origin};
 
 /// From which failure in a row messages count as failing: one is no news.
 pub(super) const FAILING_FROM: u32 = 2;
@@ -62,6 +63,8 @@ pub struct Offer {
     pub(super) object: Arc<TrackedField>,
     /// What is pending in it, oldest first.
     pub(super) ids: Vec<Arc<str>>,
+    /// The pass that offers it.
+    pub(super) origin: Option<Origin>,
 }
 
 impl Offer {
@@ -72,7 +75,7 @@ impl Offer {
     pub fn of(object: &Arc<TrackedField>) -> serde_json::Result<Self> {
         let history = object.history()?;
         let ids = history::pending(&history).filter_map(|(entry, _)| entry.id.as_deref().map(Arc::from)).collect();
-        Ok(Self { object: Arc::clone(object), ids })
+        Ok(Self { object: Arc::clone(object), ids, origin: traces::here() })
     }
 }
 
@@ -82,6 +85,7 @@ pub(super) struct Pick {
     pub(super) field: Key,
     pub(super) object: Arc<TrackedField>,
     pub(super) id: Arc<str>,
+    pub(super) origin: Option<Origin>,
 }
 
 #[derive(Clone)]

@@ -15,6 +15,7 @@ use crate::api::TrackedField;
 use crate::controllers::tracked_field::history::{self, Outcome};
 use crate::notify::{Endpoint, Item};
 use crate::runtime::Key;
+use crate::runtime::telemetry::traces::Origin;
 
 /// How many entries one request is given to choose from: what is in flight cannot be merged when an outbox is full, so
 /// it must stay well below the 500 that one holds.
@@ -53,13 +54,18 @@ impl Request {
         self.picks.iter().map(|pick| &*pick.id)
     }
 
+    /// The passes that offered them.
+    pub fn origins(&self) -> impl Iterator<Item = &Origin> {
+        self.picks.iter().filter_map(|pick| pick.origin.as_ref())
+    }
+
     /// Its entries, with what their messages need to know.
     ///
     /// # Errors
     /// Those of [`TrackedField::history`].
     pub fn items(&self) -> serde_json::Result<Vec<Item>> {
         let (mut items, mut opened) = (Vec::with_capacity(self.picks.len()), HashMap::new());
-        for Pick { field, object, id } in &self.picks {
+        for Pick { field, object, id, .. } in &self.picks {
             let (template, history) = match opened.entry(field) {
                 hash_map::Entry::Occupied(known) => known.into_mut(),
                 hash_map::Entry::Vacant(new) => {
@@ -307,8 +313,9 @@ impl Lines {
         while oldest.len() < count
             && let Some(Reverse((id, offer, at))) = heads.pop()
         {
-            let (field, Offer { object, .. }) = offers[offer];
-            oldest.push(Pick { field: field.clone(), object: Arc::clone(object), id: Arc::clone(id) });
+            let (field, Offer { object, origin, .. }) = offers[offer];
+            let (object, id) = (Arc::clone(object), Arc::clone(id));
+            oldest.push(Pick { field: field.clone(), object, id, origin: origin.clone() });
             heads.extend(head(offer, at + 1));
         }
         oldest

@@ -17,6 +17,7 @@ use crate::notify::{Content, Endpoint, Failure, Sent, Transport};
 use crate::runtime::Key;
 use crate::runtime::metrics::{Notified, Receiver};
 use crate::runtime::tasks;
+use crate::runtime::telemetry::traces;
 
 /// Works off the line of `point` for as long as it is the one that `changed` tells of.
 pub async fn run<T: Transport>(outbox: Arc<Outbox<T>>, point: Key, changed: Arc<Notify>) {
@@ -67,11 +68,14 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
     let request = outbox.lines().take(point, edition, Instant::now());
     let Some(request) = request else { return };
     let span = info_span!("send", namespace = &*point.namespace, name = &*point.name);
+    traces::beneath(&span, request.origins());
     let answer = tokio::select! {
-        answer = ask(outbox, point, &request).instrument(span) => answer,
+        answer = ask(outbox, point, &request).instrument(span.clone()) => answer,
         () = outbox.ended.cancelled() => return std::future::pending().await,
     };
     report(outbox, point, &request, &answer);
+    traces::sent(&span, request.ids().count().max(1), answer.is_ok());
+    drop(span);
     let Concerned { fields, point: concerned } =
         outbox.lines().answered(point, &request, answer, outbox.patience, Instant::now());
     outbox.landing.notify_waiters();

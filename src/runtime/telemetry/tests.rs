@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use kube::{Client, api::Api};
+use serde_json::json;
 use tracing::instrument::WithSubscriber as _;
 use tracing::{debug, error, info, info_span, trace, warn};
 
@@ -43,7 +44,7 @@ impl<'a> MakeWriter<'a> for Kept {
 
 fn logged(level: &str, json: bool, work: impl FnOnce()) -> Kept {
     let kept = Kept::default();
-    tracing::subscriber::with_default(subscriber(level, json, false, kept.clone()).unwrap(), work);
+    tracing::subscriber::with_default(subscriber(level, json, false, kept.clone(), None).unwrap(), work);
     kept
 }
 
@@ -136,6 +137,20 @@ fn no_level_lets_others_say_what_passes_through_them() {
     }
 }
 
+#[test]
+fn what_is_for_traces_alone_is_in_no_line() {
+    let kept = logged("trace", true, || {
+        let _pass = pass("trackedfield", "tg.azamaton.ru", "TrackedField", "shop", "web").entered();
+        let _request = traces::request(&http::Method::GET, "/api/v1/nodes/n", "api:443").entered();
+        info!("asked");
+    });
+    let line = kept.lines().remove(0);
+    assert_eq!(
+        (&line["name"], &line["http.request.method"], &line["url.path"]),
+        (&json!("web"), &Value::Null, &Value::Null)
+    );
+}
+
 /// Through the real crates: a token in a URL and in a header, over a real socket, and a Secret whose answer is cut
 /// short, which kube would log whole.
 #[tokio::test]
@@ -144,7 +159,7 @@ async fn no_token_is_logged_at_trace_level() {
     use k8s_openapi::api::core::v1::Secret;
 
     let kept = Kept::default();
-    let subscriber = subscriber("trace", true, false, kept.clone()).unwrap();
+    let subscriber = subscriber("trace", true, false, kept.clone(), None).unwrap();
     let work = async {
         let cut = r#"{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x"},"data":{"token":"sesame"#;
         let server = Router::new().fallback(move || std::future::ready(cut));

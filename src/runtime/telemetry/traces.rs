@@ -1,0 +1,286 @@
+//! Traces, sent by OTLP over HTTP where the environment names an endpoint
+//! (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
+//!
+//! A span for each pass (that which log lines carry), and beneath it one for each request to the apiserver or to AWS, and for
+//! each message that is sent of what the pass offered. The lines of the log from `info` up are events of their span. Names
+//! are those of the semantic conventions (<https://opentelemetry.io/docs/specs/semconv/>).
+
+use std::env;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use http::{Method, Request, Response};
+use http_body_util::BodyExt as _;
+use opentelemetry::trace::{SpanContext, Status, TraceContextExt as _, TracerProvider as _};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_http::{Bytes, HttpClient, HttpError};
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tokio::runtime::Handle;
+use tracing::field::Empty;
+use tracing::level_filters::LevelFilter;
+use tracing::{Span, info_span};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::{Layer, Registry};
+
+/// Of the spans that are for traces alone: no line of the log carries their fields.
+pub const TARGET: &str = "quartermaster::trace";
+/// What the collector may take to answer: the specification's own default.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// What the spans that wait may take to be sent when the process ends.
+const END: Duration = Duration::from_secs(1);
+/// Any of these names the endpoint.
+const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+/// Any of these names the protocol.
+const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
+
+/// What sends the spans, if anything does.
+#[must_use]
+pub struct Traces(Option<SdkTracerProvider>);
+
+impl Traces {
+    /// That of the environment. Must be called within the runtime that is to send.
+    ///
+    /// # Errors
+    /// What it says cannot be done; the words say what to write instead.
+    pub fn of_environment() -> anyhow::Result<Self> {
+        if !wanted(|name| env::var(name).ok()) {
+            return Ok(Self(None));
+        }
+        if let Some(protocol) = given(&PROTOCOLS, |name| env::var(name).ok()).filter(|it| it != "http/protobuf") {
+            anyhow::bail!(
+                "OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: write http/protobuf, and the collector's port for it (4318)"
+            );
+        }
+        let client = reqwest::Client::builder().timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none()).build()?;
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .with_http_client(Sender { client, runtime: Handle::current() })
+            .with_protocol(Protocol::HttpBinary)
+            .build()
+            .context("the endpoint for traces")?;
+        let mut resource = Resource::builder();
+        let named = env::var_os("OTEL_SERVICE_NAME").is_some()
+            || env::var("OTEL_RESOURCE_ATTRIBUTES").is_ok_and(|attributes| attributes.contains("service.name="));
+        if !named {
+            resource = resource.with_service_name("quartermaster");
+        }
+        let resource = resource.with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))).build();
+        Ok(Self(Some(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())))
+    }
+
+    /// None.
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// What has spans sent: our own, and none of those crates' that send them.
+    pub(super) fn layer(&self) -> Option<Box<dyn Layer<Registry> + Send + Sync>> {
+        let tracer = self.0.as_ref()?.tracer("quartermaster");
+        let layer = tracing_opentelemetry::layer().with_tracer(tracer);
+        let layer = layer.with_location(false).with_threads(false).with_tracked_inactivity(false).with_target(false);
+        Some(layer.with_filter(Targets::new().with_target("quartermaster", LevelFilter::INFO)).boxed())
+    }
+
+    /// Sends what waits, for a moment. What the collector does not take by then is lost.
+    pub fn end(self) {
+        if let Some(provider) = self.0 {
+            // Nobody is left to be told.
+            let _ = provider.shutdown_with_timeout(END);
+        }
+    }
+}
+
+/// The first of these that is set to anything.
+fn given(names: &[&str], variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    names.iter().find_map(|name| variable(name).filter(|value| !value.is_empty()))
+}
+
+/// Whether the environment asks for traces
+/// (<https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/>).
+fn wanted(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let says = |name: &str, word: &str| variable(name).is_some_and(|value| value.eq_ignore_ascii_case(word));
+    given(&ENDPOINTS, &variable).is_some()
+        && !says("OTEL_SDK_DISABLED", "true")
+        && !says("OTEL_TRACES_EXPORTER", "none")
+}
+
+/// Sends in our runtime what the exporter's own thread, which has none, waits for.
+#[derive(Debug)]
+struct Sender {
+    client: reqwest::Client,
+    runtime: Handle,
+}
+
+#[async_trait::async_trait]
+impl HttpClient for Sender {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let client = self.client.clone();
+        let request = request.try_into()?;
+        let answer = self.runtime.spawn(async move {
+            let (head, body) = Response::from(client.execute(request).await?).into_parts();
+            Ok::<_, reqwest::Error>(Response::from_parts(head, body.collect().await?.to_bytes()))
+        });
+        Ok(answer.await??)
+    }
+}
+
+/// Where in a trace something was asked for.
+#[derive(Clone, Debug)]
+pub struct Origin(SpanContext);
+
+/// The span that we are in, if it is part of a trace.
+pub fn here() -> Option<Origin> {
+    let origin = Span::current().context().span().span_context().clone();
+    origin.is_valid().then_some(Origin(origin))
+}
+
+/// Has `span` stand beneath the first of these, with a link to each of the others.
+pub fn beneath<'a>(span: &Span, origins: impl IntoIterator<Item = &'a Origin>) {
+    let mut origins = origins.into_iter().map(|Origin(origin)| origin.clone());
+    if let Some(first) = origins.next() {
+        // It fails only where nothing is traced.
+        let _ = span.set_parent(Context::new().with_remote_span_context(first.clone()));
+        for other in origins.filter(|other| *other != first) {
+            span.add_link(other);
+        }
+    }
+}
+
+/// How many messages `span` was to send, and whether they were taken.
+pub fn sent(span: &Span, messages: usize, well: bool) {
+    span.set_attribute("messaging.operation.type", "send");
+    span.set_attribute("messaging.batch.message_count", i64::try_from(messages).unwrap_or(i64::MAX));
+    if !well {
+        span.set_status(Status::error(""));
+    }
+}
+
+/// The pass that we are in has failed.
+pub fn failed() {
+    Span::current().set_status(Status::error(""));
+}
+
+/// The span of a request to the apiserver at `host`; none outside of a pass.
+pub fn request(method: &Method, path: &str, host: &str) -> Span {
+    if Span::current().is_none() {
+        return Span::none();
+    }
+    let span = info_span!(
+        target: TARGET,
+        "request",
+        "otel.name" = Empty,
+        "otel.kind" = "client",
+        "otel.status_code" = Empty,
+        "http.request.method" = method.as_str(),
+        "http.response.status_code" = Empty,
+        "error.type" = Empty,
+        "server.address" = host,
+        "url.path" = path,
+        "url.template" = Empty,
+    );
+    if !span.is_disabled() {
+        let template = template(path);
+        span.record("otel.name", format!("{method} {template}"));
+        span.record("url.template", template);
+    }
+    span
+}
+
+/// What the apiserver answered; nothing, where there was no answer.
+pub fn answered(span: &Span, code: Option<u16>) {
+    if span.is_disabled() {
+        return;
+    }
+    if let Some(code) = code {
+        span.record("http.response.status_code", code);
+    }
+    if code.is_none_or(|code| code >= 400) {
+        span.record("error.type", code.map_or_else(|| "_OTHER".to_owned(), |code| code.to_string()));
+        span.record("otel.status_code", "ERROR");
+    }
+}
+
+/// The span of a call of AWS; none outside of a pass.
+pub fn aws(action: &'static str) -> Span {
+    if Span::current().is_none() {
+        return Span::none();
+    }
+    info_span!(
+        target: TARGET,
+        "aws",
+        "otel.name" = format!("Elastic Load Balancing v2/{action}"),
+        "otel.kind" = "client",
+        "otel.status_code" = Empty,
+        "rpc.system" = "aws-api",
+        "rpc.service" = "Elastic Load Balancing v2",
+        "rpc.method" = action,
+        "error.type" = Empty,
+    )
+}
+
+/// AWS refused the call, with this code.
+pub fn refused(span: &Span, code: &str) {
+    span.record("error.type", code);
+    span.record("otel.status_code", "ERROR");
+}
+
+/// A path of the apiserver without the names in it
+/// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-uris>).
+fn template(path: &str) -> String {
+    let mut segments: Vec<&str> = path.split('/').collect();
+    // Before the resource stand "", "api" and a version, or "", "apis", a group and a version.
+    let mut resource = match segments.get(1) {
+        Some(&"api") => 3,
+        Some(&"apis") => 4,
+        _ => return path.to_owned(),
+    };
+    if segments.get(resource) == Some(&"namespaces")
+        && segments.len() > resource + 2
+        && segments[resource + 2] != "status"
+    {
+        segments[resource + 1] = "{namespace}";
+        resource += 2;
+    }
+    if let Some(name) = segments.get_mut(resource + 1) {
+        *name = "{name}";
+    }
+    segments.join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("/api/v1/namespaces/shop/configmaps/settings", "/api/v1/namespaces/{namespace}/configmaps/{name}")]
+    #[case("/apis/apps/v1/namespaces/shop/deployments", "/apis/apps/v1/namespaces/{namespace}/deployments")]
+    #[case(
+        "/apis/kosmos.io/v1/namespaces/a/appservices/b/status",
+        "/apis/kosmos.io/v1/namespaces/{namespace}/appservices/{name}/status"
+    )]
+    #[case("/api/v1/namespaces/shop", "/api/v1/namespaces/{name}")]
+    #[case("/api/v1/namespaces/shop/status", "/api/v1/namespaces/{name}/status")]
+    #[case("/api/v1/nodes/node-1", "/api/v1/nodes/{name}")]
+    #[case("/version", "/version")]
+    fn names_are_no_part_of_a_template(#[case] path: &str, #[case] wanted: &str) {
+        assert_eq!(template(path), wanted);
+    }
+
+    #[rstest]
+    #[case::nothing(&[], false)]
+    #[case::empty(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "")], false)]
+    #[case::endpoint(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")], true)]
+    #[case::of_traces(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://collector:4318/v1/traces")], true)]
+    #[case::disabled(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"), ("OTEL_SDK_DISABLED", "TRUE")], false)]
+    #[case::no_exporter(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"), ("OTEL_TRACES_EXPORTER", "none")], false)]
+    fn traces_are_sent_where_they_are_asked_for(#[case] environment: &[(&str, &str)], #[case] sent: bool) {
+        let variable =
+            |name: &str| environment.iter().find(|(it, _)| *it == name).map(|(_, value)| (*value).to_owned());
+        assert_eq!(wanted(variable), sent);
+    }
+}

@@ -1,0 +1,166 @@
+//! Traces: what a collector is told, and that nothing waits for one.
+
+use std::collections::BTreeMap;
+
+use http::StatusCode;
+use k8s_openapi::api::core::v1::ConfigMap;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Attribute;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode as Standing;
+use prost::Message as _;
+use quartermaster::api::ConfigMapSync;
+use serde_json::json;
+use testbed::aws::Aws;
+use testbed::receiver::{Receiver, Reply};
+use testbed::wait::until;
+
+use crate::support::{Bed, CHAT, Operator, SOON, Settings, TOKEN, bot_api};
+
+/// What stands in for a collector: a receiver of OTLP over HTTP.
+struct Collector(Receiver);
+
+impl Collector {
+    fn start() -> Self {
+        Self(Receiver::start().unwrap())
+    }
+
+    /// Sends to it twenty times a second.
+    fn settings(&self) -> Settings {
+        let settings = Settings::default().env("OTEL_EXPORTER_OTLP_ENDPOINT", &self.0.url());
+        settings.env("OTEL_BSP_SCHEDULE_DELAY", "50").env("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=it")
+    }
+
+    fn taken(&self) -> Vec<ExportTraceServiceRequest> {
+        let requests = self.0.requests();
+        let taken = requests.iter().filter(|request| request.answered == Some(StatusCode::OK));
+        taken
+            .map(|request| {
+                assert_eq!(request.path, "/v1/traces");
+                assert_eq!(request.header("content-type"), Some("application/x-protobuf"));
+                ExportTraceServiceRequest::decode(request.body.clone()).unwrap()
+            })
+            .collect()
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        let resources = self.taken().into_iter().flat_map(|request| request.resource_spans);
+        resources.flat_map(|resource| resource.scope_spans).flat_map(|scope| scope.spans).collect()
+    }
+
+    /// Waits for a span like this.
+    async fn span(&self, what: &str, is: impl Fn(&Span) -> bool) -> Span {
+        until(what, SOON, async || Ok(self.spans().into_iter().find(|span| is(span)))).await.unwrap()
+    }
+}
+
+fn text(value: Option<AnyValue>) -> String {
+    match value.and_then(|value| value.value) {
+        Some(Attribute::StringValue(text)) => text,
+        Some(Attribute::IntValue(number)) => number.to_string(),
+        other => format!("{other:?}"),
+    }
+}
+
+fn attributes(of: &[KeyValue]) -> BTreeMap<String, String> {
+    of.iter().map(|attribute| (attribute.key.clone(), text(attribute.value.clone()))).collect()
+}
+
+fn is(span: &Span, key: &str, value: &str) -> bool {
+    attributes(&span.attributes).get(key).is_some_and(|it| it == value)
+}
+
+/// The pass of a controller over the object of this name.
+fn pass_of<'a>(controller: &'a str, name: &'a str) -> impl Fn(&Span) -> bool + 'a {
+    move |span| is(span, "controller", controller) && is(span, "name", name)
+}
+
+#[tokio::test]
+async fn a_pass_with_what_it_asks_for_and_sends() {
+    let bed = Bed::shared("traces").await;
+    let (collector, telegram, aws) = (Collector::start(), bot_api(), Aws::start().await.unwrap());
+    let settings = collector.settings().telegram(&telegram.url()).aws(&aws);
+    let _operator = Operator::start(&bed, settings).await;
+    bed.telegram("chat", TOKEN, CHAT).await;
+    bed.ready("chat").await;
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "chat").await;
+    bed.delivered("replicas", &[("Created", Some("1"))]).await;
+
+    // What is sent stands beneath a pass that offered it, with its requests.
+    let is_beneath = |span: &Span, pass: &Span| span.parent_span_id == pass.span_id && span.trace_id == pass.trace_id;
+    let sent = collector.span("the message", |span| span.name == "send" && !span.parent_span_id.is_empty()).await;
+    assert!(is(&sent, "messaging.batch.message_count", "1") && is(&sent, "name", "chat"), "{sent:?}");
+    let pass = collector.span("the pass", |pass| is_beneath(&sent, pass)).await;
+    assert!(pass_of("trackedfield", "replicas")(&pass) && is(&pass, "namespace", &bed.namespace), "{pass:?}");
+    assert!(pass.parent_span_id.is_empty());
+    let template = "/apis/tg.azamaton.ru/v1/namespaces/{namespace}/trackedfields/{name}/status";
+    let written = collector.span("its status", |span| is(span, "url.template", template)).await;
+    assert_eq!(written.kind(), SpanKind::Client);
+    let method = attributes(&written.attributes).remove("http.request.method").unwrap();
+    assert_eq!(written.name, format!("{method} {template}"));
+    assert!(is(&written, "http.response.status_code", "200"), "{written:?}");
+    let writer = collector.span("whose it is", |pass| is_beneath(&written, pass)).await;
+    assert!(pass_of("trackedfield", "replicas")(&writer), "{writer:?}");
+
+    // What fails says so: the subnets are unknown to AWS.
+    let subnets = json!({ "subnets": ["subnet-nowhere", "subnet-else"] });
+    bed.create::<quartermaster::api::MyIngress>("web", json!({ "spec": subnets })).await;
+    let call = "Elastic Load Balancing v2/CreateLoadBalancer";
+    let refused = collector.span("what AWS refused", |span| span.name == call).await;
+    assert!(is(&refused, "error.type", "SubnetNotFound"), "{refused:?}");
+    assert_eq!(refused.status.as_ref().unwrap().code(), Standing::Error);
+    let failed = collector.span("the pass that failed", |pass| is_beneath(&refused, pass)).await;
+    assert_eq!(failed.status.as_ref().unwrap().code(), Standing::Error);
+    assert!(failed.events.iter().any(|event| event.name.starts_with("the pass failed")), "{failed:?}");
+
+    // Who speaks; and no word of a secret.
+    let resource = attributes(&collector.taken().remove(0).resource_spans[0].resource.as_ref().unwrap().attributes);
+    assert_eq!(resource["service.name"], "quartermaster");
+    assert_eq!(resource["service.version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(resource["k8s.cluster.name"], "it");
+    for request in collector.0.requests() {
+        assert!(!String::from_utf8_lossy(&request.body).contains(TOKEN));
+    }
+}
+
+#[tokio::test]
+async fn without_a_collector_all_goes_on() {
+    let bed = Bed::shared("uncollected").await;
+    let collector = Collector::start();
+    collector.0.refuse().await.unwrap();
+    let mut operator = Operator::start(&bed, collector.settings()).await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "b" } })).await;
+    let spec = |to: &str| {
+        let (source, name) = (&bed.namespace, "settings");
+        json!({ "spec": { "sourceNamespace": source, "destinationNamespace": source, "configMapName": name, "destinationName": to } })
+    };
+    let ready = |sync: &ConfigMapSync| {
+        sync.status.as_ref().is_some_and(|it| it.conditions.iter().any(|it| it.status == "True"))
+    };
+    bed.create::<ConfigMapSync>("first", spec("first")).await;
+    bed.until("first", "Ready", ready).await;
+    collector.0.accept().await.unwrap();
+    bed.create::<ConfigMapSync>("second", spec("second")).await;
+    collector.span("what came later", pass_of("configmapsync", "second")).await;
+
+    // One that answers nothing holds up neither the work nor the end.
+    collector.0.always(Reply::hang());
+    bed.create::<ConfigMapSync>("third", spec("third")).await;
+    bed.until("third", "Ready", ready).await;
+    operator.child().terminate().unwrap();
+    assert!(operator.child().wait(SOON).await.unwrap().success());
+}
+
+#[tokio::test]
+async fn what_cannot_be_sent_is_said_and_holds_up_nothing() {
+    let bed = Bed::shared("untraced").await;
+    let collector = Collector::start();
+    let settings = collector.settings().env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+    let operator = Operator::start(&bed, settings).await;
+    let said = operator.logs();
+    assert!(said.contains("OTEL_EXPORTER_OTLP_PROTOCOL is grpc: write http/protobuf"), "{said}");
+    assert!(collector.0.requests().is_empty());
+}
