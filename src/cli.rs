@@ -3,6 +3,7 @@
 #![allow(clippy::doc_markdown)] // these comments are what --help prints, where a backtick is a backtick
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
@@ -75,7 +76,7 @@ pub enum Command {
     Manifests {
         /// The tree's root
         #[arg(default_value = ".")]
-        directory: std::path::PathBuf,
+        directory: PathBuf,
     },
     /// Print the version
     Version,
@@ -98,6 +99,18 @@ pub struct RunArgs {
     /// Address of /metrics; 0 turns it off
     #[arg(long, env = "QUARTERMASTER_METRICS_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8080")]
     metrics_bind_address: String,
+
+    /// Serve /metrics over TLS, to those alone who may get /metrics by the cluster's own rights: a ServiceAccount with the
+    /// ClusterRole metrics-reader
+    #[arg(long, env = "QUARTERMASTER_METRICS_SECURE", value_name = "BOOL", action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
+        value_parser = BoolishValueParser::new())]
+    metrics_secure: bool,
+
+    /// Folder with tls.crt and tls.key (PEM) for --metrics-secure, taken up anew whenever they change. Default: a certificate
+    /// that is made at start, and signed by itself
+    #[arg(long, env = "QUARTERMASTER_METRICS_CERT_PATH", value_name = "DIR")]
+    metrics_cert_path: Option<PathBuf>,
 
     /// Address of /livez and /readyz; 0 turns it off
     #[arg(long, env = "QUARTERMASTER_HEALTH_PROBE_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8081")]
@@ -238,6 +251,8 @@ pub struct Config {
     pub pod_name: Option<String>,
     /// Where `/metrics` is served; empty: nowhere.
     pub metrics: Listen,
+    /// What is shown to those who read `/metrics` over TLS; none: it is plain HTTP, for everybody.
+    pub metrics_certificate: Option<MetricsCertificate>,
     /// Where `/livez` and `/readyz` are served; empty: nowhere.
     pub probes: Listen,
     /// The operator's own namespace.
@@ -256,6 +271,15 @@ pub struct Config {
     pub log: Log,
     /// Every time.
     pub timings: Timings,
+}
+
+/// Where the certificate of `/metrics` comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsCertificate {
+    /// It is made at start.
+    Own,
+    /// It is in this folder.
+    Mounted(PathBuf),
 }
 
 /// The operator's settings for what it sends.
@@ -309,11 +333,17 @@ impl RunArgs {
         if self.operator_namespace.is_empty() {
             return Err("--operator-namespace: write the namespace that the operator runs in".into());
         }
+        let certificates = self.metrics_cert_path.filter(|folder| !folder.as_os_str().is_empty());
+        if certificates.is_some() && !self.metrics_secure {
+            return Err("--metrics-cert-path: the certificate is for --metrics-secure; write both, or neither".into());
+        }
+        let certificate = certificates.map_or(MetricsCertificate::Own, MetricsCertificate::Mounted);
         Ok(Config {
             leader_elect: self.leader_elect,
             leader_election_id: self.leader_election_id,
             pod_name: self.pod_name.filter(not_empty),
             metrics: value::listen(&self.metrics_bind_address).map_err(|e| format!("--metrics-bind-address: {e}"))?,
+            metrics_certificate: self.metrics_secure.then_some(certificate),
             probes: value::listen(&self.health_probe_bind_address)
                 .map_err(|e| format!("--health-probe-bind-address: {e}"))?,
             operator_namespace: self.operator_namespace,

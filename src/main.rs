@@ -95,7 +95,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let tasks = Tasks::new();
     if !config.metrics.is_empty() {
         let listener = bind("--metrics-bind-address", &config.metrics).await?;
-        tokio::spawn(tasks.guard("the server of /metrics", served(metrics::serve(listener, metrics.clone()))));
+        let server = metrics::server(listener, &config, kubernetes.clone(), metrics.clone()).await?;
+        tokio::spawn(tasks.guard("the server of /metrics", served(server)));
     }
     if !config.probes.is_empty() {
         let listener = bind("--health-probe-bind-address", &config.probes).await?;

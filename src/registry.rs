@@ -29,6 +29,12 @@ pub const CRD_VERBS: &[&str] = &["list", "watch"];
 pub const LEADER_RIGHTS: &[Right] =
     &[Right { group: "coordination.k8s.io", resources: &["leases"], verbs: &["create", "get", "update"] }];
 
+/// What it takes to ask who reads the metrics, and whether that one may.
+pub const METRICS_RIGHTS: &[Right] = &[
+    Right { group: "authentication.k8s.io", resources: &["tokenreviews"], verbs: &["create"] },
+    Right { group: "authorization.k8s.io", resources: &["subjectaccessreviews"], verbs: &["create"] },
+];
+
 const READ: &[&str] = &["get", "list", "watch"];
 
 /// The targets that a `TrackedField` may name without `apiVersion`. Other kinds are granted by any `ClusterRole` with

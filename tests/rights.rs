@@ -34,7 +34,7 @@ fn right(request: &Request) -> String {
 
 /// Every verb on every resource that a rule of ours grants the operator.
 fn granted() -> BTreeSet<String> {
-    let ours = ["role", "leader_election_role", "tracker_targets_role"];
+    let ours = ["role", "leader_election_role", "tracker_targets_role", "metrics_auth_role"];
     let roles = rbac::objects().into_iter().filter(|(name, _)| ours.contains(&name.as_str()));
     let mut granted = BTreeSet::new();
     let texts = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };

@@ -27,6 +27,7 @@ fn defaults() {
     assert!(!config.leader_elect);
     assert_eq!(config.leader_election_id, "quartermaster");
     assert_eq!(config.metrics, ["[::]:8080".parse().unwrap(), "0.0.0.0:8080".parse().unwrap()]);
+    assert_eq!(config.metrics_certificate, None);
     assert_eq!(config.probes[0].port(), 8081);
     assert_eq!(config.operator_namespace, "quartermaster-system");
     assert!(config.watch_namespaces.is_empty());
@@ -67,6 +68,15 @@ fn every_flag_of_run_has_a_variable_and_words() {
 #[case(&[], false)]
 fn leader_elect(#[case] flags: &[&str], #[case] on: bool) {
     assert_eq!(run(flags).unwrap().leader_elect, on);
+}
+
+#[rstest]
+#[case(&["--metrics-secure"], Some(MetricsCertificate::Own))]
+#[case(&["--metrics-secure", "--metrics-cert-path="], Some(MetricsCertificate::Own))]
+#[case(&["--metrics-secure", "--metrics-cert-path=/certs"], Some(MetricsCertificate::Mounted("/certs".into())))]
+#[case(&["--metrics-secure=false", "--metrics-cert-path="], None)]
+fn certificate_of_the_metrics(#[case] flags: &[&str], #[case] expected: Option<MetricsCertificate>) {
+    assert_eq!(run(flags).unwrap().metrics_certificate, expected);
 }
 
 #[test]
@@ -124,6 +134,7 @@ fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
 #[rstest]
 #[case(&["--controllers=trackedfeild"], "there is no kind \"trackedfeild\"; write * or some of contactpoint, trackedfield")]
 #[case(&["--controllers=-myingress"], "nothing is left; write *, or *,-NAME")]
+#[case(&["--metrics-cert-path=/certs"], "--metrics-cert-path: the certificate is for --metrics-secure; write both")]
 #[case(&["--metrics-bind-address=8080"], "--metrics-bind-address: write :8080")]
 #[case(&["--health-probe-bind-address=:99999"], "--health-probe-bind-address: write :8080")]
 #[case(&["--watch-namespace=Shop"], "lower-case letters")]

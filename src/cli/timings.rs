@@ -89,6 +89,15 @@ pub struct Timings {
     /// How long after a load balancer was asked for AWS may still show none
     #[arg(long, env = "QUARTERMASTER_AWS_SHOWN_WITHIN", value_parser = duration, default_value = "60s", hide = true)]
     pub aws_shown_within: Duration,
+    /// How long it is remembered whose token one is that reads the metrics
+    #[arg(long, env = "QUARTERMASTER_METRICS_KNOWN_FOR", value_parser = duration, default_value = "1m", hide = true)]
+    pub metrics_known_for: Duration,
+    /// How long it is remembered that somebody may read the metrics
+    #[arg(long, env = "QUARTERMASTER_METRICS_ALLOWED_FOR", value_parser = duration, default_value = "5m", hide = true)]
+    pub metrics_allowed_for: Duration,
+    /// How long it is remembered that somebody may not, or is not known
+    #[arg(long, env = "QUARTERMASTER_METRICS_REFUSED_FOR", value_parser = duration, default_value = "30s", hide = true)]
+    pub metrics_refused_for: Duration,
     /// How long running passes and requests are waited for on shutdown
     #[arg(long, env = "QUARTERMASTER_DRAIN", value_parser = duration, default_value = "500ms", hide = true)]
     pub drain: Duration,
@@ -125,6 +134,9 @@ impl Default for Timings {
             aws_read_period: Duration::from_millis(200),
             aws_write_period: Duration::from_millis(500),
             aws_shown_within: Duration::from_mins(1),
+            metrics_known_for: Duration::from_mins(1),
+            metrics_allowed_for: Duration::from_mins(5),
+            metrics_refused_for: Duration::from_secs(30),
             drain: Duration::from_millis(500),
             api_timeout: Duration::from_secs(30),
             watch_timeout: Duration::from_mins(2),

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::policies;
 use crate::api::kind::{Kind, Right};
-use crate::registry::{AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEADER_RIGHTS, TARGET_RIGHTS};
+use crate::registry::{AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEADER_RIGHTS, METRICS_RIGHTS, TARGET_RIGHTS};
 
 pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";
 pub(super) const NAMESPACE: &str = "system";
@@ -29,6 +29,9 @@ pub fn objects() -> Vec<(String, Value)> {
         file("tracker_role", &tracker()),
         file("tracker_role_binding", &cluster_binding("tracker-rolebinding", "tracker-role")),
         file("tracker_targets_role", &tracker_targets()),
+        file("metrics_auth_role", &metrics_auth()),
+        file("metrics_auth_role_binding", &cluster_binding("metrics-auth-rolebinding", "metrics-auth-role")),
+        file("metrics_reader_role", &metrics_reader()),
     ];
     objects.extend(for_people());
     objects
@@ -84,6 +87,22 @@ fn tracker_targets() -> ClusterRole {
     let mut metadata = meta("tracker-targets-role");
     metadata.labels.get_or_insert_default().extend(labels([(AGGREGATE_TO_TRACKER, "true")]));
     ClusterRole { metadata, rules: Some(TARGET_RIGHTS.iter().map(policy).collect()), aggregation_rule: None }
+}
+
+/// With `--metrics-secure`.
+fn metrics_auth() -> ClusterRole {
+    let rules = METRICS_RIGHTS.iter().map(policy).collect();
+    ClusterRole { metadata: meta("metrics-auth-role"), rules: Some(rules), aggregation_rule: None }
+}
+
+/// For whoever reads the metrics then, such as Prometheus. It is bound to nobody.
+fn metrics_reader() -> ClusterRole {
+    let rule = PolicyRule {
+        non_resource_urls: Some(vec!["/metrics".into()]),
+        verbs: vec!["get".into()],
+        ..PolicyRule::default()
+    };
+    ClusterRole { metadata: meta("metrics-reader"), rules: Some(vec![rule]), aggregation_rule: None }
 }
 
 const VIEWER: &[&str] = &["get", "list", "watch"];

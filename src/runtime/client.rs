@@ -1,4 +1,4 @@
-//! The clients of the apiserver: one for everything, one for the lease.
+//! The clients of the apiserver: one for everything, and one that passes no fence.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -21,8 +21,8 @@ use super::metrics::Metrics;
 use super::telemetry::{causes, traces};
 use crate::cli::{Timings, VERSION};
 
-/// How long one request of the lease client may take.
-const LEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long one request of the client without a fence may take.
+const UNFENCED_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A watch that is quiet is ended by the server after its timeout; this much later the connection counts as dead.
 const WATCH_MARGIN: Duration = Duration::from_secs(15);
@@ -86,7 +86,7 @@ fn names_a_proxy(kubeconfig: &Kubeconfig) -> bool {
     cluster.and_then(|cluster| cluster.proxy_url.as_deref()).is_some_and(|url| !url.is_empty())
 }
 
-/// The client for everything but the lease.
+/// The client for everything but what needs no lease.
 ///
 /// - It writes (any method but GET and HEAD) only while `fence` is held, which is asked again until the request is on
 ///   its way.
@@ -102,15 +102,16 @@ pub fn main(mut config: Config, fence: Fence, metrics: Metrics, timings: &Timing
     build(config, Gate { fence: Some(fence), metrics, timeout: timings.api_timeout, host: String::new() })
 }
 
-/// The client for the lease: 5 s for each request, and no fence, because the lease is what opens it.
+/// The client for the lease itself, and for asking who may read the metrics, which a replica that stands by shows too: 5 s
+/// for each request, and no fence.
 ///
 /// # Errors
 /// As [`main`].
-pub fn lease(mut config: Config, metrics: Metrics) -> kube::Result<Client> {
-    config.connect_timeout = Some(LEASE_TIMEOUT);
-    config.read_timeout = Some(LEASE_TIMEOUT);
-    config.write_timeout = Some(LEASE_TIMEOUT);
-    build(config, Gate { fence: None, metrics, timeout: LEASE_TIMEOUT, host: String::new() })
+pub fn unfenced(mut config: Config, metrics: Metrics) -> kube::Result<Client> {
+    config.connect_timeout = Some(UNFENCED_TIMEOUT);
+    config.read_timeout = Some(UNFENCED_TIMEOUT);
+    config.write_timeout = Some(UNFENCED_TIMEOUT);
+    build(config, Gate { fence: None, metrics, timeout: UNFENCED_TIMEOUT, host: String::new() })
 }
 
 fn build(mut config: Config, mut gate: Gate) -> kube::Result<Client> {
@@ -341,8 +342,8 @@ mod tests {
         let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
         let config = || Config::new(url.parse().unwrap());
         let main = super::main(config(), Fence::open(), Metrics::new(), &Timings::default()).unwrap();
-        let lease = super::lease(config(), Metrics::new()).unwrap();
-        for client in [main, lease] {
+        let unfenced = super::unfenced(config(), Metrics::new()).unwrap();
+        for client in [main, unfenced] {
             Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();
         }
         server.abort();

@@ -317,7 +317,7 @@ impl Manager {
             return Ok(());
         }
         metrics.show_leadership(&config.leader_election_id, fence.clone());
-        let lease = client::lease(kubernetes, metrics)?;
+        let lease = client::unfenced(kubernetes, metrics)?;
         let place = (&*config.operator_namespace, &*config.leader_election_id);
         let watchdog = health.watchdog("lease", longest_step(&config.timings));
         let election = Election::new(lease, place, identity, &config.timings, watchdog);

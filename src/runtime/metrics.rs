@@ -1,22 +1,14 @@
-//! Metrics, and the server that shows them.
+//! Metrics; [`serving`] shows them.
 //!
 //! What controller-runtime also measures has its names, so that its dashboards work
 //! (<https://book.kubebuilder.io/reference/metrics-reference>); what is ours begins with `quartermaster_`.
 //! Names of objects are never labels. Of its `workqueue_*` there is none: kube keeps the queue, and tells nothing of it.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::fmt;
-use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::State;
-use axum::response::IntoResponse;
-use axum::routing::get;
-use http::HeaderMap;
-use http::header::{ACCEPT, CONTENT_TYPE};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
 use prometheus_client::metrics::MetricType;
@@ -25,12 +17,15 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
 
 use super::leader::Fence;
 use crate::cli::VERSION;
 
 mod process;
+pub mod secure;
+mod serving;
+
+pub use serving::{serve, server};
 
 type Label = (&'static str, Cow<'static, str>);
 type Counters<const N: usize> = Family<[Label; N], Counter>;
@@ -344,39 +339,6 @@ impl Collector for Leadership {
         let value = ConstGauge::new(i64::from(fence.held()));
         value.encode(family.encode_family(&[("name", lease.as_str())])?)
     }
-}
-
-/// Serves `/metrics` for ever.
-///
-/// # Errors
-/// When the listener breaks.
-pub async fn serve(listener: TcpListener, metrics: Metrics) -> io::Result<()> {
-    axum::serve(listener, Router::new().route("/metrics", get(answer)).with_state(metrics)).await
-}
-
-async fn answer(State(metrics): State<Metrics>, headers: HeaderMap) -> impl IntoResponse {
-    let mut accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    if accepts.any(|value| value.contains("application/openmetrics-text")) {
-        ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], metrics.encode())
-    } else {
-        ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], plain(&metrics.encode()))
-    }
-}
-
-/// `OpenMetrics` in the older format, in which a counter is declared by the name that its samples have.
-fn plain(text: &str) -> String {
-    let counters: HashSet<&str> =
-        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
-    let renamed = |line: &str| {
-        let mut words = line.splitn(4, ' ');
-        match (words.next(), words.next(), words.next(), words.next()) {
-            (Some("#"), Some(word @ ("HELP" | "TYPE")), Some(name), Some(rest)) if counters.contains(name) => {
-                format!("# {word} {name}_total {rest}\n")
-            }
-            _ => format!("{line}\n"),
-        }
-    };
-    text.lines().filter(|line| *line != "# EOF").map(renamed).collect()
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod points;
 mod policies;
 mod secrecy;
 mod secrets;
+mod secure_metrics;
 mod served;
 mod support;
 mod traces;

@@ -6,6 +6,12 @@
 - --leader-elect
 {{- end }}
 {{- end }}
+{{- if include "quartermaster.metricsAreSecure" . }}
+- --metrics-secure
+{{- with .Values.metrics.certSecret }}
+- --metrics-cert-path={{ include "quartermaster.metricsCertPath" $ }}
+{{- end }}
+{{- end }}
 - --metrics-bind-address={{ ternary (printf ":%d" (int .Values.metrics.port)) "0" .Values.metrics.enabled }}
 - --health-probe-bind-address=:{{ int .Values.healthProbe.port }}
 {{- if ne (join "," .Values.controllers) "*" }}

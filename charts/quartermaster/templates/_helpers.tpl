@@ -90,6 +90,18 @@ control-plane: controller-manager
 {{- end -}}
 {{- end -}}
 
+{{/* Says something where metrics are read over TLS, by those who may. */}}
+{{- define "quartermaster.metricsAreSecure" -}}
+{{- if and .Values.metrics.enabled .Values.metrics.secure -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* Where the certificate for them is mounted. */}}
+{{- define "quartermaster.metricsCertPath" -}}
+/tmp/k8s-metrics-server/metrics-certs
+{{- end -}}
+
 {{- define "quartermaster.subject" }}
 - kind: ServiceAccount
   name: {{ include "quartermaster.serviceAccount" . }}

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use http::header::{ACCEPT, CONTENT_TYPE};
+use tokio::net::TcpListener;
+
 use super::*;
 
 /// The samples' names and labels, without buckets and values.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use clap::CommandFactory as _;
 use quartermaster::cli::Cli;
+use serde_json::json;
 use tokio::sync::OnceCell;
 
 use super::same::kustomized;
@@ -93,6 +94,12 @@ async fn every_flag_is_reached() {
         ("lease-renew-deadline", "leaderElection.renewDeadline=8s", "--lease-renew-deadline=8s"),
         ("lease-retry-period", "leaderElection.retryPeriod=1s", "--lease-retry-period=1s"),
         ("metrics-bind-address", "metrics.port=9090", "--metrics-bind-address=:9090"),
+        ("metrics-secure", "metrics.secure=true", "--metrics-secure"),
+        (
+            "metrics-cert-path",
+            "metrics.certSecret=mine",
+            "--metrics-secure --metrics-cert-path=/tmp/k8s-metrics-server/metrics-certs",
+        ),
         ("health-probe-bind-address", "healthProbe.port=9091", "--health-probe-bind-address=:9091"),
         ("watch-namespace", "watchNamespaces={shop,billing}", "--watch-namespace=shop --watch-namespace=billing"),
         ("controllers", "controllers={*,-myingress}", "--controllers=*,-myingress"),
@@ -136,7 +143,8 @@ async fn rights(values: &[&str]) -> BTreeSet<String> {
     for (_, role) in roles {
         let namespace = role["metadata"]["namespace"].as_str().unwrap_or("-");
         for rule in role["rules"].as_array().into_iter().flatten() {
-            for resource in rule["resources"].as_array().unwrap() {
+            for resource in rule["resources"].as_array().into_iter().chain(rule["nonResourceURLs"].as_array()).flatten()
+            {
                 rights.insert(format!("{namespace} {}", resource.as_str().unwrap()));
             }
         }
@@ -152,8 +160,15 @@ async fn rights_follow_the_controllers_and_the_namespaces() {
     let ours = |namespace: &str, resources: &[&str]| {
         resources.iter().map(|it| format!("{namespace} {it}")).collect::<BTreeSet<_>>()
     };
+    // Those who read metrics are asked about.
+    let metrics = ["tokenreviews", "subjectaccessreviews", "/metrics"];
     let beside = &ours("-", &["customresourcedefinitions"]) | &ours(SYSTEM, &["leases"]);
-    let expected = &(&ours("-", &copies) | &ours("-", &["namespaces"])) | &beside;
+    let plain = &(&ours("-", &copies) | &ours("-", &["namespaces"])) | &beside;
+    for value in ["metrics.secure=false", "metrics.enabled=false"] {
+        assert_eq!(rights(&["--set", &format!("controllers={{configmapsync}},{value}")]).await, plain);
+    }
+    let beside = &ours("-", &metrics) | &beside;
+    let expected = &plain | &beside;
     assert_eq!(rights(&["--set", "controllers={configmapsync}"]).await, expected);
     let expected = &(&ours("a", &copies) | &ours("b", &copies)) | &beside;
     assert_eq!(rights(&["--set", "controllers={configmapsync},watchNamespaces={a,b}"]).await, expected);
@@ -161,12 +176,12 @@ async fn rights_follow_the_controllers_and_the_namespaces() {
     let everywhere: Vec<_> = some.iter().filter_map(|right| right.strip_prefix("- ")).collect();
     // What may be tracked is bound in the namespace alone.
     let tracked = ["deployments", "services", "statefulsets"];
-    let expected = [&["customresourcedefinitions", "namespaces", "nodes"][..], &tracked].concat();
+    let expected = [&["customresourcedefinitions", "namespaces", "nodes"][..], &tracked, &metrics].concat();
     assert_eq!(everywhere.iter().collect::<BTreeSet<_>>(), expected.iter().collect());
     let made = made(&["--set", "watchNamespaces={a}"]).await;
     assert!(made.contains_key("rbac.authorization.k8s.io/v1 RoleBinding a/quartermaster-tracker-rolebinding"));
     let bound: Vec<_> = made.keys().filter(|name| name.contains(" ClusterRoleBinding ")).collect();
-    assert_eq!(bound.len(), 1, "{bound:?}");
+    assert_eq!(bound.len(), 2, "its own, and to ask about those who read metrics: {bound:?}");
 }
 
 /// Without the policies, who may edit one namespace would reach into others.
@@ -197,6 +212,7 @@ async fn what_is_no_value_is_refused() {
         ("fullnameOverride=Foo_Bar", "fullnameOverride"),
         ("leaderElection.enabled=false", "leaderElection"),
         ("log.format=xml", "format"),
+        ("metrics.certSecret=Not/One", "certSecret"),
         ("watchNamespaces={Shop}", "watchNamespaces"),
         ("extraEnv[0].name=A,extraEnv[0].value=true", "extraEnv"),
     ] {
@@ -220,7 +236,7 @@ async fn an_apiserver_takes_it_with_any_values() {
          topologySpread.constraints[0].maxSkew=2,topologySpread.constraints[0].topologyKey=zone,\
          topologySpread.constraints[0].whenUnsatisfiable=ScheduleAnyway,extraVolumes[0].name=v,extraVolumes[0].secret.secretName=s,\
          extraVolumeMounts[0].name=v,extraVolumeMounts[0].mountPath=/v,serviceAccount.annotations.role=arn,aws.region=eu-central-1,\
-         extraEnv[0].name=A,extraEnv[0].value=b,networkPolicy.egress.enabled=true,networkPolicy.egress.to[0].ports[0].port=443",
+         extraEnv[0].name=A,extraEnv[0].value=b,metrics.certSecret=certificate,networkPolicy.egress.enabled=true,networkPolicy.egress.to[0].ports[0].port=443",
         "0".repeat(64)
     );
     let nothing = "crds.install=false,rbac.create=false,rbac.people=false,serviceAccount.create=false,serviceAccount.name=mine,\
@@ -246,10 +262,42 @@ async fn an_apiserver_takes_it_with_any_values() {
 
 #[tokio::test]
 async fn its_monitor_finds_its_service() {
-    let made = made(&["--set", "metrics.serviceMonitor.enabled=true"]).await;
-    let one = |kind: &str| made.iter().find(|(name, _)| name.contains(&format!(" {kind} "))).unwrap().1;
-    let labels = &one("Service")["metadata"]["labels"];
-    for (key, value) in one("ServiceMonitor")["spec"]["selector"]["matchLabels"].as_object().unwrap() {
-        assert_eq!(&labels[key], value, "{key}");
+    for (values, scheme, tls) in [
+        ("", "https", json!({ "insecureSkipVerify": true })),
+        (
+            ",metrics.certSecret=mine",
+            "https",
+            json!({
+                "serverName": format!("{DEPLOYMENT}-metrics-service.{SYSTEM}.svc"),
+                "ca": { "secret": { "name": "mine", "key": "ca.crt" } },
+            }),
+        ),
+        (",metrics.secure=false", "http", Value::Null),
+    ] {
+        let made = made(&["--set", &format!("metrics.serviceMonitor.enabled=true{values}")]).await;
+        let one = |kind: &str| made.iter().find(|(name, _)| name.contains(&format!(" {kind} "))).unwrap().1;
+        let service = one("Service");
+        assert_eq!(service["spec"]["ports"][0]["name"], scheme);
+        let monitor = &one("ServiceMonitor")["spec"];
+        for (key, value) in monitor["selector"]["matchLabels"].as_object().unwrap() {
+            assert_eq!(&service["metadata"]["labels"][key], value, "{key}");
+        }
+        let endpoint = &monitor["endpoints"][0];
+        assert_eq!((endpoint["port"].as_str(), &endpoint["tlsConfig"]), (Some(scheme), &tls));
+        assert_eq!(endpoint["scheme"].as_str().unwrap_or("http"), scheme);
+        assert_eq!(endpoint["bearerTokenFile"].is_string(), scheme == "https");
     }
+}
+
+#[tokio::test]
+async fn its_certificate_is_mounted_where_it_is_looked_for() {
+    let deployment = &made(&["--set", "metrics.certSecret=mine,extraVolumes[0].name=v,extraVolumeMounts[0].name=v"])
+        .await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+    let pod = &deployment["spec"]["template"]["spec"];
+    let (volumes, container) = (pod["volumes"].as_array().unwrap(), &pod["containers"][0]);
+    assert_eq!(volumes[0], json!({ "name": "metrics-certs", "secret": { "secretName": "mine" } }));
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    let path = mounts[0]["mountPath"].as_str().unwrap();
+    assert!(container["args"].as_array().unwrap().contains(&format!("--metrics-cert-path={path}").into()));
+    assert_eq!((volumes.len(), mounts.len(), &mounts[0]["name"]), (2, 2, &volumes[0]["name"]));
 }

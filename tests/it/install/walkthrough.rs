@@ -91,7 +91,7 @@ async fn shaped(bed: &Bed) {
     until("both have an address for metrics", SOON, async || {
         let ready = at(&slices, ".items[*].endpoints[*].conditions.ready").await;
         let port = at(&slices, ".items[*].ports[*].port").await;
-        Ok((ready == "true true" && port == "8080").then_some(()))
+        Ok((ready == "true true" && port == "8443").then_some(()))
     })
     .await
     .unwrap();

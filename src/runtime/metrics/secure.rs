@@ -1,0 +1,83 @@
+//! `/metrics` over TLS, to those who may read it: as controller-runtime's `filters.WithAuthenticationAndAuthorization` does
+//! (<https://pkg.go.dev/sigs.k8s.io/controller-runtime/pkg/metrics/filters>).
+//!
+//! Who has not said yet who he is can do little: connections are bounded in number and time, and none holds up another.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::serve::Listener;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tracing::debug;
+
+mod callers;
+mod certificate;
+mod remembered;
+
+pub use callers::Callers;
+pub use certificate::Certificate;
+
+/// Connections at once. A further one waits until one of them ends.
+const CONNECTIONS: usize = 64;
+/// Requests at once on one of them.
+const STREAMS: u32 = 8;
+/// How long a connection lasts, whatever is done with it: one on which nothing is said keeps its place no longer.
+const LIFE: Duration = Duration::from_mins(1);
+/// How long the handshake may take, the head of a request, and what is under way when the connection's time is over.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest head of a request. Tokens have one or two KiB.
+const HEAD: usize = 64 * 1024;
+
+/// Serves `routes` for ever, to those whom `callers` let in.
+///
+/// # Errors
+/// None: a listener that breaks is asked again.
+pub async fn serve(
+    mut listener: TcpListener,
+    routes: Router,
+    certificate: Certificate,
+    callers: Callers,
+) -> io::Result<()> {
+    let routes = routes.route_layer(from_fn_with_state(Arc::new(callers), callers::let_in));
+    let (certificate, places) = (Arc::new(certificate), Arc::new(Semaphore::new(CONNECTIONS)));
+    loop {
+        let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
+        let (stream, _) = Listener::accept(&mut listener).await;
+        let (certificate, routes) = (Arc::clone(&certificate), routes.clone());
+        tokio::spawn(async move {
+            connection(stream, &certificate, routes).await;
+            drop(place);
+        });
+    }
+}
+
+async fn connection(stream: TcpStream, certificate: &Certificate, routes: Router) {
+    let handshake = async { TlsAcceptor::from(certificate.current().await).accept(stream).await };
+    let stream = match timeout(PATIENCE, handshake).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => return debug!(error = &error as &dyn std::error::Error, "no TLS handshake for /metrics"),
+        Err(_) => return debug!("no TLS handshake for /metrics within {PATIENCE:?}"),
+    };
+    let mut server = auto::Builder::new(TokioExecutor::new());
+    server.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(HEAD);
+    server.http2().max_concurrent_streams(STREAMS);
+    let mut connection = pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)));
+    if timeout(LIFE, connection.as_mut()).await.is_err() {
+        connection.as_mut().graceful_shutdown();
+        // Whoever does not end by then is cut off.
+        let _ = timeout(PATIENCE, connection).await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

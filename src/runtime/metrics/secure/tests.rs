@@ -1,0 +1,169 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::future::ready;
+use std::net::SocketAddr;
+
+use axum::routing::get;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Bytes;
+use kube::Client;
+use kube::client::Body;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value, json};
+use testbed::process::Folder;
+use testbed::tls::Authority;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tower::{BoxError, service_fn};
+
+use super::*;
+use crate::cli::{MetricsCertificate, Timings};
+
+/// The server, in front of an apiserver that knows the token `good` alone, and lets it in.
+struct Site {
+    address: SocketAddr,
+    authority: Authority,
+    server: AbortHandle,
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn apiserver(request: Request<Body>) -> Result<Response<Body>, BoxError> {
+    let path = request.uri().path().to_owned();
+    let mut review: Value = serde_json::from_slice(&request.into_body().collect_bytes().await?)?;
+    review["status"] = match path.rsplit('/').next().unwrap() {
+        "tokenreviews" if review["spec"]["token"] == "good" => json!({ "authenticated": true, "user": {} }),
+        "tokenreviews" => json!({ "authenticated": false }),
+        "subjectaccessreviews" => json!({ "allowed": true }),
+        other => panic!("{other}"),
+    };
+    Ok(Response::new(Body::from(serde_json::to_vec(&review)?)))
+}
+
+impl Site {
+    async fn new() -> Self {
+        let authority = Authority::new("ours").unwrap();
+        let identity = authority.server(&["localhost"]).unwrap();
+        let folder = Folder::new().unwrap();
+        std::fs::write(folder.path().join("tls.crt"), identity.cert_pem).unwrap();
+        std::fs::write(folder.path().join("tls.key"), identity.key_pem).unwrap();
+        // Its folder is gone by the first handshake: what was read stays.
+        let certificate = Certificate::open(&MetricsCertificate::Mounted(folder.path().into())).await.unwrap();
+        let callers = Callers::new(Client::new(service_fn(apiserver), "default"), &Timings::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let routes = Router::new().route("/metrics", get(|| ready("all of them")));
+        let server = tokio::spawn(serve(listener, routes, certificate, callers)).abort_handle();
+        Self { address, authority, server }
+    }
+
+    async fn silent(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    async fn tls(&self, protocol: &str) -> TlsStream<TcpStream> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.authority.ca_pem().as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        let name = ServerName::try_from("localhost").unwrap();
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, self.silent().await).await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(protocol.as_bytes()));
+        stream
+    }
+
+    /// What a request over HTTP/1.1 is answered with, head and all.
+    async fn get(&self, token: &str) -> String {
+        let mut stream = self.tls("http/1.1").await;
+        let head = format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n");
+        stream.write_all(format!("{head}Connection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer).await; // ends without TLS' own farewell, maybe
+        answer
+    }
+}
+
+/// Waits until the server ends this connection.
+async fn ended(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest).await;
+}
+
+#[tokio::test]
+async fn both_versions_of_http_are_spoken() {
+    let site = Site::new().await;
+    let answer = site.get("good").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("all of them"), "{answer}");
+    let answer = site.get("bad").await;
+    assert!(answer.starts_with("HTTP/1.1 401 ") && answer.contains("\r\nwww-authenticate: Bearer\r\n"), "{answer}");
+
+    let io = TokioIo::new(site.tls("h2").await);
+    let (mut client, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    for (token, status) in [("good", 200), ("bad", 401), ("good", 200)] {
+        let request = Request::get("https://localhost/metrics").header("authorization", format!("Bearer {token}"));
+        let answer = client.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap();
+        assert_eq!((answer.status().as_u16(), answer.version()), (status, http::Version::HTTP_2));
+        let text = answer.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(text == "all of them", status == 200);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_says_nothing_is_cut_off() {
+    let site = Site::new().await;
+    let started = Instant::now();
+    ended(&mut site.silent().await).await;
+    assert!(started.elapsed() >= PATIENCE && started.elapsed() < PATIENCE * 2, "{:?}", started.elapsed());
+
+    // After the handshake: no request, half of one, or one after the other for ever.
+    let started = Instant::now();
+    ended(&mut site.tls("http/1.1").await).await;
+    assert!(started.elapsed() <= LIFE + PATIENCE * 2, "{:?}", started.elapsed());
+    let started = Instant::now();
+    ended(&mut site.tls("h2").await).await;
+    assert!(started.elapsed() <= LIFE + PATIENCE * 2, "{:?}", started.elapsed());
+    let started = Instant::now();
+    let mut half = site.tls("http/1.1").await;
+    half.write_all(b"GET /metrics HTTP/1.1\r\nHost: local").await.unwrap();
+    ended(&mut half).await;
+    assert!(started.elapsed() <= PATIENCE * 2, "{:?}", started.elapsed());
+    let started = Instant::now();
+    let mut busy = site.tls("http/1.1").await;
+    while busy.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await.is_ok() {
+        let mut answer = [0; 4096];
+        if !matches!(busy.read(&mut answer).await, Ok(1..)) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+    assert!(started.elapsed() >= LIFE && started.elapsed() <= LIFE + PATIENCE * 2, "{:?}", started.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_are_bounded_and_each_place_comes_free_again() {
+    let site = Site::new().await;
+    let mut silent = Vec::new();
+    for _ in 1..CONNECTIONS {
+        silent.push(site.silent().await);
+    }
+    let started = Instant::now();
+    assert!(site.get("good").await.contains(" 200 OK"));
+    assert!(started.elapsed() < PATIENCE / 2, "one place is left: {:?}", started.elapsed());
+    silent.push(site.silent().await);
+    silent.push(site.silent().await);
+    assert!(site.get("good").await.contains(" 200 OK"));
+    assert!(started.elapsed() >= PATIENCE, "no place was left: {:?}", started.elapsed());
+}
