@@ -3,7 +3,6 @@
 #![allow(clippy::doc_markdown)] // these comments are what --help prints, where a backtick is a backtick
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
@@ -13,10 +12,12 @@ use ipnet::IpNet;
 use secrecy::SecretString;
 
 pub mod commands;
+mod metrics;
 mod timings;
 mod value;
 
 pub use commands::ClusterCommand;
+pub use metrics::MetricsCertificate;
 pub use timings::{LEASE_JITTER, Timings};
 pub use value::Listen;
 
@@ -76,7 +77,7 @@ pub enum Command {
     Manifests {
         /// The tree's root
         #[arg(default_value = ".")]
-        directory: PathBuf,
+        directory: std::path::PathBuf,
     },
     /// Print the version
     Version,
@@ -96,21 +97,8 @@ pub struct RunArgs {
         value_parser = value::lease, help_heading = "Leader election")]
     leader_election_id: String,
 
-    /// Address of /metrics; 0 turns it off
-    #[arg(long, env = "QUARTERMASTER_METRICS_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8080")]
-    metrics_bind_address: String,
-
-    /// Serve /metrics over TLS, to those alone who may get /metrics by the cluster's own rights: a ServiceAccount with the
-    /// ClusterRole metrics-reader
-    #[arg(long, env = "QUARTERMASTER_METRICS_SECURE", value_name = "BOOL", action = ArgAction::Set,
-        num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = BoolishValueParser::new())]
-    metrics_secure: bool,
-
-    /// Folder with tls.crt and tls.key (PEM) for --metrics-secure, taken up anew whenever they change. Default: a certificate
-    /// that is made at start, and signed by itself
-    #[arg(long, env = "QUARTERMASTER_METRICS_CERT_PATH", value_name = "DIR")]
-    metrics_cert_path: Option<PathBuf>,
+    #[command(flatten)]
+    metrics: metrics::MetricsArgs,
 
     /// Address of /livez and /readyz; 0 turns it off
     #[arg(long, env = "QUARTERMASTER_HEALTH_PROBE_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8081")]
@@ -273,15 +261,6 @@ pub struct Config {
     pub timings: Timings,
 }
 
-/// Where the certificate of `/metrics` comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MetricsCertificate {
-    /// It is made at start.
-    Own,
-    /// It is in this folder.
-    Mounted(PathBuf),
-}
-
 /// The operator's settings for what it sends.
 #[derive(Clone, Debug)]
 pub struct Notifications {
@@ -333,17 +312,12 @@ impl RunArgs {
         if self.operator_namespace.is_empty() {
             return Err("--operator-namespace: write the namespace that the operator runs in".into());
         }
-        let certificates = self.metrics_cert_path.filter(|folder| !folder.as_os_str().is_empty());
-        if certificates.is_some() && !self.metrics_secure {
-            return Err("--metrics-cert-path: the certificate is for --metrics-secure; write both, or neither".into());
-        }
-        let certificate = certificates.map_or(MetricsCertificate::Own, MetricsCertificate::Mounted);
         Ok(Config {
             leader_elect: self.leader_elect,
             leader_election_id: self.leader_election_id,
             pod_name: self.pod_name.filter(not_empty),
-            metrics: value::listen(&self.metrics_bind_address).map_err(|e| format!("--metrics-bind-address: {e}"))?,
-            metrics_certificate: self.metrics_secure.then_some(certificate),
+            metrics: self.metrics.listen()?,
+            metrics_certificate: self.metrics.certificate()?,
             probes: value::listen(&self.health_probe_bind_address)
                 .map_err(|e| format!("--health-probe-bind-address: {e}"))?,
             operator_namespace: self.operator_namespace,

@@ -98,6 +98,12 @@ pub struct Timings {
     /// How long it is remembered that somebody may not, or is not known
     #[arg(long, env = "QUARTERMASTER_METRICS_REFUSED_FOR", value_parser = duration, default_value = "30s", hide = true)]
     pub metrics_refused_for: Duration,
+    /// How long a connection to the secured metrics lasts: a silent one keeps its place no longer
+    #[arg(long, env = "QUARTERMASTER_METRICS_CONNECTION", value_parser = duration, default_value = "1m", hide = true)]
+    pub metrics_connection: Duration,
+    /// How long its handshake may take, the head of a request, and what is under way at its end
+    #[arg(long, env = "QUARTERMASTER_METRICS_PATIENCE", value_parser = duration, default_value = "10s", hide = true)]
+    pub metrics_patience: Duration,
     /// How long running passes and requests are waited for on shutdown
     #[arg(long, env = "QUARTERMASTER_DRAIN", value_parser = duration, default_value = "500ms", hide = true)]
     pub drain: Duration,
@@ -137,6 +143,8 @@ impl Default for Timings {
             metrics_known_for: Duration::from_mins(1),
             metrics_allowed_for: Duration::from_mins(5),
             metrics_refused_for: Duration::from_secs(30),
+            metrics_connection: Duration::from_mins(1),
+            metrics_patience: Duration::from_secs(10),
             drain: Duration::from_millis(500),
             api_timeout: Duration::from_secs(30),
             watch_timeout: Duration::from_mins(2),

@@ -63,7 +63,7 @@ async fn answers(operator: &Operator, token: Option<&str>, code: u16, words: &st
     found.await.unwrap_or_else(|error| panic!("{error:#}\n{}", operator.logs()))
 }
 
-/// A ServiceAccount of the test's own, and a token of it.
+/// A `ServiceAccount` of the test's own, and a token of it.
 async fn reader(bed: &Bed, name: &str) -> String {
     bed.create::<ServiceAccount>(name, json!({})).await;
     bed.kubectl(&["create", "token", name]).await.trim().to_owned()
@@ -243,7 +243,7 @@ async fn without_the_mounted_certificate_it_does_not_start() {
     }
 }
 
-/// The ServiceMonitor's settings, as Prometheus follows them.
+/// The settings of the `ServiceMonitor`, as Prometheus follows them.
 #[tokio::test]
 async fn the_monitor_knows_how_to_read_them() {
     let bed = Bed::shared("metrics-monitor").await;

@@ -20,6 +20,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
+use crate::cli::Timings;
+
 mod callers;
 mod certificate;
 mod remembered;
@@ -31,10 +33,6 @@ pub use certificate::Certificate;
 const CONNECTIONS: usize = 64;
 /// Requests at once on one of them.
 const STREAMS: u32 = 8;
-/// How long a connection lasts, whatever is done with it: one on which nothing is said keeps its place no longer.
-const LIFE: Duration = Duration::from_mins(1);
-/// How long the handshake may take, the head of a request, and what is under way when the connection's time is over.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest head of a request. Tokens have one or two KiB.
 const HEAD: usize = 64 * 1024;
 
@@ -47,35 +45,37 @@ pub async fn serve(
     routes: Router,
     certificate: Certificate,
     callers: Callers,
+    timings: Timings,
 ) -> io::Result<()> {
     let routes = routes.route_layer(from_fn_with_state(Arc::new(callers), callers::let_in));
     let (certificate, places) = (Arc::new(certificate), Arc::new(Semaphore::new(CONNECTIONS)));
+    let (life, patience) = (timings.metrics_connection, timings.metrics_patience);
     loop {
         let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
         let (stream, _) = Listener::accept(&mut listener).await;
         let (certificate, routes) = (Arc::clone(&certificate), routes.clone());
         tokio::spawn(async move {
-            connection(stream, &certificate, routes).await;
+            connection(stream, &certificate, routes, life, patience).await;
             drop(place);
         });
     }
 }
 
-async fn connection(stream: TcpStream, certificate: &Certificate, routes: Router) {
+async fn connection(stream: TcpStream, certificate: &Certificate, routes: Router, life: Duration, patience: Duration) {
     let handshake = async { TlsAcceptor::from(certificate.current().await).accept(stream).await };
-    let stream = match timeout(PATIENCE, handshake).await {
+    let stream = match timeout(patience, handshake).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return debug!(error = &error as &dyn std::error::Error, "no TLS handshake for /metrics"),
-        Err(_) => return debug!("no TLS handshake for /metrics within {PATIENCE:?}"),
+        Err(_) => return debug!("no TLS handshake for /metrics within {patience:?}"),
     };
     let mut server = auto::Builder::new(TokioExecutor::new());
-    server.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(HEAD);
+    server.http1().timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(HEAD);
     server.http2().max_concurrent_streams(STREAMS);
     let mut connection = pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)));
-    if timeout(LIFE, connection.as_mut()).await.is_err() {
+    if timeout(life, connection.as_mut()).await.is_err() {
         connection.as_mut().graceful_shutdown();
         // Whoever does not end by then is cut off.
-        let _ = timeout(PATIENCE, connection).await;
+        let _ = timeout(patience, connection).await;
     }
 }
 

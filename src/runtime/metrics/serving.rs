@@ -34,7 +34,7 @@ pub async fn server(
     let Some(certificate) = &config.metrics_certificate else { return Ok(serve(listener, metrics).boxed()) };
     let certificate = Certificate::open(certificate).await?;
     let callers = Callers::new(client::unfenced(kubernetes, metrics.clone())?, &config.timings);
-    Ok(secure::serve(listener, routes(metrics), certificate, callers).boxed())
+    Ok(secure::serve(listener, routes(metrics), certificate, callers, config.timings.clone()).boxed())
 }
 
 /// Serves `/metrics` for ever, to everybody.

@@ -65,3 +65,24 @@ async fn the_monitor_finds_the_service() {
     }
     assert_eq!(monitor["spec"]["endpoints"][0]["port"], service["spec"]["ports"][0]["name"]);
 }
+
+/// The overlay that the page shows for a certificate of one's own.
+#[tokio::test]
+async fn a_certificate_is_mounted_as_the_page_has_it() {
+    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/operating.md")).unwrap();
+    let overlay = page.split("```yaml\n").find(|block| block.starts_with("apiVersion: kustomize")).unwrap();
+    let folder = Folder::new().unwrap();
+    let up = "../".repeat(std::fs::canonicalize(folder.path()).unwrap().components().count() - 1);
+    let base = format!("- {up}{}/config/default\n", ROOT.trim_start_matches('/'));
+    let overlay = overlay.split("```").next().unwrap().replace("- ../default\n", &base);
+    std::fs::write(folder.path().join("kustomization.yaml"), overlay).unwrap();
+    let made = kustomized(folder.path().to_str().unwrap()).await;
+    let pod = &made[&format!("apps/v1 Deployment quartermaster-system/{DEPLOYMENT}")]["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let path = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
+    let args = container["args"].as_array().unwrap();
+    assert!(args.contains(&"--metrics-secure".into()));
+    assert_eq!(args.last().unwrap(), &format!("--metrics-cert-path={path}"));
+    assert_eq!(pod["volumes"][0]["name"], container["volumeMounts"][0]["name"]);
+    assert_eq!(made.len(), kustomized("config/default").await.len());
+}

@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
 
-    const LASTS: Duration = Duration::from_secs(60);
+    const LASTS: Duration = Duration::from_mins(1);
 
     #[tokio::test(start_paused = true)]
     async fn a_question_is_asked_once_until_its_answer_has_run_out() {

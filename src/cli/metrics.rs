@@ -1,0 +1,61 @@
+//! How `/metrics` is served.
+
+#![allow(clippy::doc_markdown)] // as in the flags beside
+
+use std::path::PathBuf;
+
+use clap::builder::BoolishValueParser;
+use clap::{ArgAction, Args};
+
+use super::value::{self, Listen};
+
+#[derive(Debug, Args)]
+pub(super) struct MetricsArgs {
+    /// Address of /metrics; 0 turns it off
+    #[arg(
+        long = "metrics-bind-address",
+        env = "QUARTERMASTER_METRICS_BIND_ADDRESS",
+        value_name = "ADDRESS",
+        default_value = ":8080"
+    )]
+    address: String,
+
+    /// Serve /metrics over TLS, to those alone who may get /metrics by the cluster's own rights: a ServiceAccount with the
+    /// ClusterRole metrics-reader
+    #[arg(long = "metrics-secure", env = "QUARTERMASTER_METRICS_SECURE", value_name = "BOOL", action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
+        value_parser = BoolishValueParser::new())]
+    secure: bool,
+
+    /// Folder with tls.crt and tls.key (PEM) for --metrics-secure, taken up anew whenever they change. Default: a certificate
+    /// that is made at start, and signed by itself
+    #[arg(long = "metrics-cert-path", env = "QUARTERMASTER_METRICS_CERT_PATH", value_name = "DIR")]
+    cert_path: Option<String>,
+}
+
+/// Where the certificate of `/metrics` comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsCertificate {
+    /// It is made at start.
+    Own,
+    /// It is in this folder.
+    Mounted(PathBuf),
+}
+
+impl MetricsArgs {
+    /// Where; nowhere if that is empty.
+    pub(super) fn listen(&self) -> Result<Listen, String> {
+        value::listen(&self.address).map_err(|error| format!("--metrics-bind-address: {error}"))
+    }
+
+    /// What is shown to those who read; none where it is plain HTTP.
+    pub(super) fn certificate(&self) -> Result<Option<MetricsCertificate>, String> {
+        match self.cert_path.as_deref().filter(|folder| !folder.is_empty()) {
+            Some(_) if !self.secure => {
+                Err("--metrics-cert-path: the certificate is for --metrics-secure; write both, or neither".into())
+            }
+            Some(folder) => Ok(Some(MetricsCertificate::Mounted(folder.into()))),
+            None => Ok(self.secure.then_some(MetricsCertificate::Own)),
+        }
+    }
+}
