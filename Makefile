@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites control-plane moto helm cluster build run manifests install uninstall deploy undeploy build-installer \
+.PHONY: help prerequisites control-plane moto helm promtool cluster build run manifests install uninstall deploy undeploy build-installer \
   docker-build docker-push docker-buildx kind-load minikube-load fmt lint test test-binaries test-image bench demo clean
 
 # The image to build, push, load or deploy, such as IMG=registry.example.com/quartermaster:0.1.0. No image is published: as it
@@ -33,7 +33,7 @@ demo: prerequisites moto ## Show it all on a real control plane (HOLD=1: stay up
 	@bash hack/demo.sh
 
 test: prerequisites ## Format, lints, and every test, on a real control plane
-	@$(MAKE) --no-print-directory -j2 moto control-plane helm test-binaries
+	@$(MAKE) --no-print-directory -j2 moto control-plane helm promtool test-binaries
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	@rm -rf target/audit
@@ -50,6 +50,9 @@ moto: ## Install moto, which stands in for AWS, once
 
 helm: ## Build helm, which tests the chart, once
 	@bash hack/tools/build.sh helm >/dev/null
+
+promtool: ## Build promtool, which tests the alerts, once
+	@bash hack/tools/build.sh promtool >/dev/null
 
 cluster: prerequisites ## Start a real control plane and keep it until Ctrl-C
 	@cargo run -p testbed -- cluster
