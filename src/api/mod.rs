@@ -13,6 +13,7 @@ pub mod kind;
 pub mod my_app;
 pub mod my_ingress;
 pub mod schema;
+pub mod standing;
 pub mod tracked_field;
 
 pub use app_service::AppService;

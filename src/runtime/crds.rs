@@ -8,7 +8,7 @@ use kube::{Api, Client, ResourceExt};
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::metrics::Metrics;
+use super::metrics::{Metrics, Purpose};
 use super::watching::{self, Told};
 use crate::api::common::SCHEMA;
 use crate::api::kind::Kind;
@@ -28,14 +28,15 @@ pub fn follow(
     client: Client,
     kind: &Kind,
     watches: &watcher::Config,
-    metrics: Metrics,
+    metrics: &Metrics,
 ) -> (watch::Receiver<Option<Presence>>, impl Future<Output = ()> + Send + use<>) {
     let (sender, receiver) = watch::channel(None);
     let (name, ours) = (kind.crd_name(), kind.schema());
     let config = watches.clone().fields(&format!("metadata.name={name}"));
+    let counted = metrics.watch("customresourcedefinitions.apiextensions.k8s.io", Purpose::Own);
     let follow = async move {
         let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
-        let mut told = std::pin::pin!(watching::watch(api, config));
+        let mut told = std::pin::pin!(watching::watch(api, config, counted));
         let mut listed = None;
         while let Some(told) = told.next().await {
             let presence = match told {
@@ -52,7 +53,6 @@ pub fn follow(
                 Told::Shown(Event::Delete(_)) => missing(&name),
                 Told::Stands => continue,
                 Told::Failed(error) => {
-                    metrics.watch_restarted("customresourcedefinitions.apiextensions.k8s.io");
                     warn!(crd = name, error = &error as &dyn std::error::Error, "the CRD's watch failed; it goes on");
                     continue;
                 }

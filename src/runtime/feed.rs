@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use super::cache::{Cache, Touched};
 use super::crds::Presence;
 use super::health::{Health, State, Watchdog};
-use super::metrics::Metrics;
+use super::metrics::{Metrics, Purpose};
 use super::watching::{self, Told};
 
 /// What feeds a cache.
@@ -89,8 +89,10 @@ where
         on: &(impl Fn(Touched<K>, bool) + Send + Sync),
     ) -> Result<(), RecvError> {
         self.say(State::Syncing);
+        let resource = format!("{}.{}", K::plural(&()), K::group(&()));
         let watch = |(index, api): (usize, &Api<K>)| {
-            watching::watch(api.clone(), self.watches.clone()).map(move |told| (index, told)).boxed()
+            let counted = self.metrics.watch(&resource, Purpose::Own);
+            watching::watch(api.clone(), self.watches.clone(), counted).map(move |told| (index, told)).boxed()
         };
         let mut told: SelectAll<_> = self.apis.iter().enumerate().map(watch).collect();
         loop {
@@ -109,7 +111,6 @@ where
                 }
                 (_, Told::Stands) => {}
                 (index, Told::Failed(error)) => {
-                    self.metrics.watch_restarted(&format!("{}.{}", K::plural(&()), K::group(&())));
                     warn!(kind = self.name, error = &error as &dyn std::error::Error, "the watch failed; it goes on");
                     if let Some(refusal) = watching::refusal(&error).filter(|status| status.code == 403) {
                         let settled = cache.settled();

@@ -26,12 +26,14 @@ use super::events::Events;
 use super::feed::Feed;
 use super::health::{Health, State, Watchdog};
 use super::leader::{self, Election, Fence, Outcome};
-use super::metrics::Metrics;
+use super::metrics::resources::tally;
+use super::metrics::{Metrics, Purpose};
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
 use super::tasks::Tasks;
 use super::watch_hub::{self, Observer, ResourceName};
 use super::{Scope, client, crds, drain};
 use crate::api::kind::Kind;
+use crate::api::standing::Stands;
 use crate::cli::{Config, Timings};
 
 /// How many passes of one controller run at once.
@@ -95,6 +97,11 @@ impl Phase {
             State::Partly(refused) => refused.get(&None).or_else(|| refused.get(&Some(namespace.to_owned()))).cloned(),
             State::Syncing | State::Synced => None,
         }
+    }
+
+    /// Whether objects are cached, where they may be listed.
+    fn is_served(&self) -> bool {
+        matches!(&*self.0.borrow(), State::Synced | State::Partly(_))
     }
 
     /// Waits until the cache is filled, as far as that is let in, or the CRD found missing.
@@ -201,10 +208,14 @@ impl Manager {
         on: impl Fn(Touched<R::Object>, bool) + Send + Sync + 'static,
     ) where
         R: Reconciler,
-        R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned,
+        R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Stands,
     {
         let Watched { store, trigger, mut phase, kind, say, cache } = watched;
         let name = kind.controller;
+        let (served, objects) = (phase.clone(), store.clone());
+        self.metrics.show_resources(name, move || {
+            served.is_served().then(|| tally(objects.state().iter().map(|object| object.stand())))
+        });
         if self.config.controllers.contains(name) {
             self.health.set(name, State::Syncing);
             self.feed(kind, cache, say, on);
@@ -241,12 +252,12 @@ impl Manager {
             let name = format!("the watch of {}", resource.full());
             let watchdog = self.watchdog(resource.full());
             let observer: Arc<dyn Observer<K>> = Arc::clone(observer) as _;
-            let watch =
-                watch_hub::run(api, config.clone(), resource.clone(), shard, observer, self.metrics.clone(), watchdog);
+            let (config, resource, metrics) = (config.clone(), resource.clone(), self.metrics.clone());
             let wanted = Arc::clone(wanted);
             self.spawn(name, async move {
                 wanted.wait().await;
-                watch.await;
+                let counted = metrics.watch(&resource.full(), Purpose::Own);
+                watch_hub::run(api, config, resource, shard, observer, counted, watchdog).await;
             });
         }
     }
@@ -281,7 +292,7 @@ impl Manager {
             + Sync
             + 'static,
     {
-        let (presence, follow) = crds::follow(self.client.clone(), kind, &self.watches, self.metrics.clone());
+        let (presence, follow) = crds::follow(self.client.clone(), kind, &self.watches, &self.metrics);
         self.spawn(format!("the watch of the CRD of {}s", kind.controller), follow);
         let feed = Feed {
             name: kind.controller,

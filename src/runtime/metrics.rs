@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
 use prometheus_client::metrics::MetricType;
@@ -18,14 +19,19 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use self::resources::Tally;
 use super::leader::Fence;
 use crate::cli::VERSION;
 
+mod pending;
 mod process;
+pub mod resources;
 pub mod secure;
 mod serving;
+mod watches;
 
-pub use serving::{serve, server};
+pub use serving::{plain, serve, server};
+pub use watches::{Purpose, Watch};
 
 type Label = (&'static str, Cow<'static, str>);
 type Counters<const N: usize> = Family<[Label; N], Counter>;
@@ -58,7 +64,11 @@ struct Inner {
     notifications_pending: Gauge,
     entries_merged: Counter,
     entries_expired: Counter,
+    entries_rejected: Counter,
+    oldest: pending::Oldest,
     watch_restarts: Counters<1>,
+    watches: watches::Watches,
+    resources: resources::Resources,
 }
 
 /// How a pass ended: controller-runtime's words.
@@ -136,7 +146,11 @@ impl Metrics {
             notifications_pending: Gauge::default(),
             entries_merged: Counter::default(),
             entries_expired: Counter::default(),
+            entries_rejected: Counter::default(),
+            oldest: pending::Oldest::default(),
             watch_restarts: Counters::default(),
+            watches: watches::Watches::default(),
+            resources: resources::Resources::default(),
             registry: Registry::default(),
         };
         // The registry appends the full stop to each text, and `_total` to the names of counters.
@@ -179,6 +193,14 @@ impl Metrics {
             "Changes that were given up because they could not be delivered in time",
             inner.entries_expired.clone(),
         );
+        r.register(
+            "quartermaster_entries_rejected",
+            "Changes that were given up because their receiver does not take them",
+            inner.entries_rejected.clone(),
+        );
+        r.register_collector(Box::new(inner.oldest.clone()));
+        r.register_collector(Box::new(inner.resources.clone()));
+        r.register_collector(Box::new(inner.watches.clone()));
         r.register(
             "quartermaster_watch_restarts",
             "Watches that broke or had to list again",
@@ -261,9 +283,25 @@ impl Metrics {
         self.0.entries_expired.inc_by(count);
     }
 
-    /// A watch of `resource` (with its group, as `deployments.apps`) failed.
-    pub fn watch_restarted(&self, resource: &str) {
-        self.0.watch_restarts.get_or_create(&[("resource", resource.to_owned().into())]).inc();
+    /// That many entries were given up: their receiver does not take them.
+    pub fn entries_rejected(&self, count: u64) {
+        self.0.entries_rejected.inc_by(count);
+    }
+
+    /// `since` says from when on the oldest change waits that may be delivered, if one does.
+    pub fn show_oldest_pending(&self, since: impl Fn() -> Option<Timestamp> + Send + Sync + 'static) {
+        self.0.oldest.show(Box::new(since));
+    }
+
+    /// `count` counts the objects of a controller; none while that is not known.
+    pub fn show_resources(&self, controller: &'static str, count: impl Fn() -> Option<Tally> + Send + Sync + 'static) {
+        self.0.resources.show(controller, Box::new(count));
+    }
+
+    /// A watch of `resource` (with its group, as `deployments.apps`), counted until the answer is dropped.
+    pub fn watch(&self, resource: &str, purpose: Purpose) -> Watch {
+        let restarts = self.0.watch_restarts.get_or_create_owned(&[("resource", resource.to_owned().into())]);
+        self.0.watches.add(resource, purpose, restarts)
     }
 
     /// All metrics as text: `OpenMetrics` 1.0, which is also read as Prometheus' own format.

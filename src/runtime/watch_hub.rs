@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 
 use super::Scope;
 use super::health::Watchdog;
-use super::metrics::Metrics;
+use super::metrics::{Metrics, Purpose, Watch};
 use super::tasks::Tasks;
 use super::watching::{self, Told};
 
@@ -107,7 +107,7 @@ impl WatchHub {
                     name.clone(),
                     shard,
                     Arc::clone(&self.observer),
-                    self.metrics.clone(),
+                    self.metrics.watch(&name.full(), Purpose::Target),
                     self.watchdog.clone(),
                 );
                 tokio::spawn(self.tasks.guard(format!("the watch of {}", name.plural), watch)).abort_handle()
@@ -136,20 +136,21 @@ impl Drop for WatchHub {
     }
 }
 
-/// Shows `observer` what one watch of `resource` tells; `shard` is the namespace, or the whole cluster. Never ends.
+/// Shows `observer` what one watch of `resource` tells, and has `counted` say how it is; `shard` is the namespace, or
+/// the whole cluster. Never ends.
 pub async fn run<K>(
     api: Api<K>,
     config: watch::Config,
     resource: ResourceName,
     shard: Option<String>,
     observer: Arc<dyn Observer<K>>,
-    metrics: Metrics,
+    counted: Watch,
     watchdog: Watchdog,
 ) where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let shard = shard.as_deref();
-    let mut told = std::pin::pin!(watching::watch(api, config));
+    let mut told = std::pin::pin!(watching::watch(api, config, counted));
     while let Some(told) = told.next().await {
         let _busy = watchdog.busy();
         match told {
@@ -162,7 +163,6 @@ pub async fn run<K>(
             }
             Told::Stands => observer.stands(&resource, shard),
             Told::Failed(error) => {
-                metrics.watch_restarted(&resource.full());
                 warn!(
                     resource = resource.plural,
                     error = &error as &dyn std::error::Error,

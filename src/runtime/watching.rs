@@ -14,12 +14,16 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::info;
 
 use super::backoff::{Policy, Series};
+use super::metrics::Watch;
 
 /// How often a watch that failed is tried again: a right that is granted should show at once.
 const RETRY: Policy = Policy { min: Duration::from_millis(500), max: Duration::from_secs(30) };
 
 /// A watch that has not failed for this long since its list stands, also when it has nothing to show.
 const STANDS: Duration = Duration::from_secs(30);
+
+/// This much later than the server was to end it a watch that hangs in silence has failed.
+const SILENCE: Duration = Duration::from_secs(45);
 
 /// What a watch tells.
 #[derive(Debug)]
@@ -32,13 +36,14 @@ pub enum Told<K> {
     Failed(Error),
 }
 
-/// Watches for ever.
-pub fn watch<K>(api: Api<K>, config: Config) -> impl Stream<Item = Told<K>> + Send
+/// Watches for ever, and has `counted` say how it is.
+pub fn watch<K>(api: Api<K>, config: Config, counted: Watch) -> impl Stream<Item = Told<K>> + Send
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let events = begin(&api, &config);
-    let watching = Watching { api, config, events, failures: RETRY.series(), pause: None, stood: false, proof: None };
+    let failures = RETRY.series();
+    let watching = Watching { api, config, counted, events, failures, pause: None, stood: false, proof: None };
     unfold(watching, |mut watching| async { Some((watching.next().await, watching)) })
 }
 
@@ -52,6 +57,7 @@ where
 struct Watching<K> {
     api: Api<K>,
     config: Config,
+    counted: Watch,
     events: BoxStream<'static, watcher::Result<Event<K>>>,
     failures: Series,
     /// It failed: what is done before the next try.
@@ -104,6 +110,8 @@ where
                     self.events = begin(&self.api, &self.config);
                 }
                 Some(Err(error)) => {
+                    let refused = refusal(&error).is_some_and(|status| matches!(status.code, 403 | 404));
+                    self.counted.failed(refused, self.lasts());
                     let anew = is_for_good(&error);
                     self.failed(anew);
                     return Told::Failed(error);
@@ -120,6 +128,11 @@ where
         self.pause = Some(Pause { delay: self.failures.next_delay(), anew, listed });
     }
 
+    /// By when it has failed again, if it hangs.
+    fn lasts(&self) -> Duration {
+        Duration::from_secs(self.config.timeout.unwrap_or_default().into()) + SILENCE
+    }
+
     fn streams(&self) -> bool {
         self.config.initial_list_strategy == InitialListStrategy::StreamingList
     }
@@ -127,13 +140,16 @@ where
     /// A list proves no watch: who may list and not watch would begin at the first delay again and again. A change that is
     /// shown does, and so does a list that came through a watch.
     fn weigh(&mut self, event: &Event<K>) {
-        if self.stood {
-            return;
-        }
-        match event {
-            Event::InitDone if !self.streams() => self.proof = Some(Instant::now() + STANDS),
-            Event::InitDone | Event::Apply(_) | Event::Delete(_) => self.proof = Some(Instant::now()),
-            Event::Init | Event::InitApply(_) => {}
+        let proof = match event {
+            Event::InitDone if !self.streams() => Instant::now() + STANDS,
+            Event::InitDone | Event::Apply(_) | Event::Delete(_) => {
+                self.counted.shown();
+                Instant::now()
+            }
+            Event::Init | Event::InitApply(_) => return,
+        };
+        if !self.stood {
+            self.proof = Some(proof);
         }
     }
 }

@@ -14,7 +14,7 @@ use quartermaster::notify::message::Limit;
 use quartermaster::notify::{message, pace};
 use quartermaster::registry;
 
-mod flags_and_metrics;
+pub mod flags_and_metrics;
 mod manifests;
 mod reasons;
 mod templates;
@@ -30,9 +30,9 @@ fn page(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Every page at the root and in `docs`.
+/// Every page at the root, in `docs` and of the runbooks.
 fn pages() -> BTreeMap<PathBuf, String> {
-    let folders = [root().to_owned(), root().join("docs")];
+    let folders = [root().to_owned(), root().join("docs"), root().join("docs/runbooks")];
     let files = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap()).map(|file| file.unwrap().path());
     let pages: BTreeMap<_, _> = files
         .filter(|path| path.extension().is_some_and(|extension| extension == "md"))

@@ -30,6 +30,7 @@ impl<T: Transport> TrackedFields<T> {
             self.events.warning(object.object_ref(&()), "Notify", "DeliveryFailed", note);
         }
         self.metrics.entries_expired(changes.expired as u64);
+        self.metrics.entries_rejected(changes.failed.len().saturating_sub(changes.expired) as u64);
         if changes.merged > 0 {
             self.metrics.entries_merged(changes.merged as u64);
             // Once, for as long as something joined waits.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use tokio::sync::Notify;
 
 use super::{Patience, Standing};
@@ -65,6 +66,8 @@ pub struct Offer {
     pub(super) ids: Vec<Arc<str>>,
     /// The pass that offers it.
     pub(super) origin: Option<Origin>,
+    /// Since when the oldest of it waits, time in which it was suspended left out; none while it is suspended.
+    pub(super) since: Option<Timestamp>,
 }
 
 impl Offer {
@@ -75,7 +78,8 @@ impl Offer {
     pub fn of(object: &Arc<TrackedField>) -> serde_json::Result<Self> {
         let history = object.history()?;
         let ids = history::pending(&history).filter_map(|(entry, _)| entry.id.as_deref().map(Arc::from)).collect();
-        Ok(Self { object: Arc::clone(object), ids, origin: traces::here() })
+        let since = history::next_expiry(&history, Duration::ZERO);
+        Ok(Self { object: Arc::clone(object), ids, since, origin: traces::here() })
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet, hash_map};
 use std::sync::Arc;
 use std::time::Instant;
 
+use jiff::Timestamp;
 use serde::de::Error as _;
 use tokio::sync::Notify;
 
@@ -158,6 +159,11 @@ impl Lines {
             Some(Standing::Retrying(message)) if line.failures >= FAILING_FROM => Some(message.clone()),
             _ => None,
         }
+    }
+
+    /// Since when the oldest of all waits that may be sent.
+    pub fn oldest_since(&self) -> Option<Timestamp> {
+        self.by_point.values().flat_map(|line| line.offers.values()).filter_map(|offer| offer.since).min()
     }
 
     /// How many more entries wait than before.

@@ -99,7 +99,10 @@ impl<T: Transport> Outbox<T> {
     ) -> Arc<Self> {
         let lines = Mutex::default();
         let (landing, ended) = (Notify::new(), CancellationToken::new());
-        Arc::new(Self { transport, lines, patience, metrics, fields, points, draining, landing, ended })
+        let outbox = Arc::new(Self { transport, lines, patience, metrics, fields, points, draining, landing, ended });
+        let shown = Arc::downgrade(&outbox);
+        outbox.metrics.show_oldest_pending(move || shown.upgrade()?.lines().oldest_since());
+        outbox
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {

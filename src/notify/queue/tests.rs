@@ -331,3 +331,27 @@ fn two_workers_do_not_send_one_request_twice() {
     assert!(line.take().is_none(), "it is in the air");
     assert!(line.waits());
 }
+
+#[test]
+fn the_oldest_that_waits_is_known_time_in_which_it_was_suspended_left_out() {
+    let waits = |name: &str, entry: serde_json::Value| {
+        let object = json!({ "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField", "spec": {},
+            "metadata": { "namespace": "n", "name": name }, "status": [entry] });
+        Offer::of(&Arc::new(serde_json::from_value(object).unwrap())).unwrap()
+    };
+    let pending = |second: u8, held_since: Option<&str>, held_seconds: Option<u64>| {
+        json!({ "action": "Updated", "id": format!("{second}"), "delivery": "Pending",
+            "time": format!("2026-01-01T00:00:{second:02}Z"), "heldSince": held_since, "heldSeconds": held_seconds })
+    };
+    let mut lines = Lines::default();
+    let oldest = |lines: &Lines| lines.oldest_since().map(|since| since.to_string());
+    assert_eq!(oldest(&lines), None);
+    lines.offer(&key("a"), waits("x", pending(30, None, None)));
+    lines.offer(&key("b"), waits("y", pending(20, None, Some(25))));
+    lines.offer(&key("b"), waits("z", pending(10, Some("2026-01-01T00:00:11Z"), None)));
+    assert_eq!(oldest(&lines).as_deref(), Some("2026-01-01T00:00:30Z"));
+    lines.withdraw(&Key::new("n", "x"), false);
+    assert_eq!(oldest(&lines).as_deref(), Some("2026-01-01T00:00:45Z"));
+    lines.withdraw(&Key::new("n", "y"), true);
+    assert_eq!(oldest(&lines), None, "what is left is suspended");
+}

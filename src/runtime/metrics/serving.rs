@@ -59,7 +59,7 @@ async fn answer(State(metrics): State<Metrics>, headers: HeaderMap) -> impl Into
 }
 
 /// `OpenMetrics` in the older format, in which a counter is declared by the name that its samples have.
-fn plain(text: &str) -> String {
+pub fn plain(text: &str) -> String {
     let counters: HashSet<&str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
     let renamed = |line: &str| {

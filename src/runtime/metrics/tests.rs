@@ -22,7 +22,10 @@ fn the_names() {
     metrics.api_request("10.0.0.1:443", "GET", Some(200));
     metrics.show_leadership("quartermaster", Fence::shut());
     metrics.notified(Receiver::Telegram, Notified::Delivered);
-    metrics.watch_restarted("deployments.apps");
+    let _watch = metrics.watch("deployments.apps", Purpose::Target);
+    metrics.show_resources("trackedfield", || Some([(("True", "Ready".to_owned()), 3)].into()));
+    metrics.show_resources("myapp", || None);
+    metrics.show_oldest_pending(|| Some(Timestamp::UNIX_EPOCH));
     let text = metrics.encode();
     let expected = "\
 controller_runtime_active_workers{controller=\"trackedfield\"}
@@ -46,11 +49,17 @@ process_virtual_memory_bytes
 quartermaster_build_info{version=\"VERSION\"}
 quartermaster_entries_expired_total
 quartermaster_entries_merged_total
+quartermaster_entries_rejected_total
 quartermaster_notification_latency_seconds_count
 quartermaster_notification_latency_seconds_sum
+quartermaster_notifications_oldest_pending_timestamp_seconds
 quartermaster_notifications_pending
 quartermaster_notifications_total{type=\"telegram\",outcome=\"delivered\"}
+quartermaster_resources{controller=\"trackedfield\",ready=\"True\",reason=\"Ready\"}
 quartermaster_watch_restarts_total{resource=\"deployments.apps\"}
+quartermaster_watches{resource=\"deployments.apps\",state=\"failing\"}
+quartermaster_watches{resource=\"deployments.apps\",state=\"refused\"}
+quartermaster_watches{resource=\"deployments.apps\",state=\"standing\"}
 rest_client_requests_total{code=\"200\",method=\"GET\",host=\"10.0.0.1:443\"}";
     let expected = expected.replace("VERSION", VERSION);
     let expected: BTreeSet<String> = expected.lines().map(str::to_owned).collect();
@@ -91,6 +100,11 @@ fn values() {
     has("quartermaster_notifications_pending 1");
     metrics.entries_merged(7);
     has("quartermaster_entries_merged_total 7");
+    metrics.entries_rejected(2);
+    has("quartermaster_entries_rejected_total 2");
+    let _watches = ["pods", "pods"].map(|resource| metrics.watch(resource, Purpose::Own));
+    has("quartermaster_watches{resource=\"pods\",state=\"standing\"} 2");
+    has("quartermaster_watches{resource=\"pods\",state=\"failing\"} 0");
     metrics.notification_latency(Duration::from_millis(20));
     has("quartermaster_notification_latency_seconds_bucket{le=\"0.025\"} 1");
     let fence = Fence::open();
@@ -98,6 +112,18 @@ fn values() {
     has("leader_election_master_status{name=\"quartermaster\"} 1");
     fence.close();
     has("leader_election_master_status{name=\"quartermaster\"} 0");
+}
+
+#[test]
+fn how_long_messages_wait_is_told_while_one_does() {
+    let metrics = Metrics::new();
+    let since = Arc::new(std::sync::Mutex::new(None));
+    let told = Arc::clone(&since);
+    metrics.show_oldest_pending(move || *told.lock().unwrap());
+    let name = "quartermaster_notifications_oldest_pending_timestamp_seconds";
+    assert!(!metrics.encode().contains(name));
+    *since.lock().unwrap() = Some(Timestamp::from_second(12).unwrap());
+    assert!(metrics.encode().contains(&format!("\n{name} 12\n")), "{}", metrics.encode());
 }
 
 #[test]

@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use clap::CommandFactory;
+use jiff::Timestamp;
+use quartermaster::api::standing::Ready;
 use quartermaster::cli::{Cli, Timings};
 use quartermaster::runtime::leader::Fence;
-use quartermaster::runtime::metrics::{Metrics, Notified, Receiver, Reconciled};
+use quartermaster::runtime::metrics::resources::tally;
+use quartermaster::runtime::metrics::{Metrics, Notified, Purpose, Receiver, Reconciled};
 
 use super::{page, row};
 
@@ -38,11 +41,13 @@ fn every_flag_has_its_row_with_environment_and_default() {
     }
 }
 
-/// Every metric with some value, so that each one and its labels are written.
-fn text() -> String {
+/// Every metric with some value, so that each one and its labels are written, with all that the bounded ones may say.
+pub fn every_metric() -> String {
     let metrics = Metrics::new();
     let controller = metrics.controller("a", 1);
-    controller.reconciled(Reconciled::Error, Duration::ZERO);
+    for result in [Reconciled::Success, Reconciled::RequeueAfter, Reconciled::Requeue, Reconciled::Error] {
+        controller.reconciled(result, Duration::ZERO);
+    }
     metrics.api_request("host", "GET", None);
     metrics.show_leadership("a", Fence::open());
     for outcome in [Notified::Delivered, Notified::Retried, Notified::Stopped, Notified::Rejected] {
@@ -50,20 +55,24 @@ fn text() -> String {
         metrics.notified(Receiver::Webhook, outcome);
     }
     metrics.notification_latency(Duration::ZERO);
-    metrics.watch_restarted("deployments");
+    let _watch = metrics.watch("deployments", Purpose::Own);
     metrics.aws_request("DescribeTags", "OK");
+    let ready = [Ready::True, Ready::False, Ready::Unknown];
+    metrics.show_resources("a", move || Some(tally(ready.into_iter().map(|ready| (ready, "Reason")))));
+    metrics.show_oldest_pending(|| Some(Timestamp::UNIX_EPOCH));
     metrics.encode()
 }
 
 #[test]
 fn every_metric_has_its_row_with_its_labels() {
     let page = page("operating.md");
-    let text = text();
+    let text = every_metric();
     let mut names = BTreeSet::new();
     for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let (name, kind) = line.split_once(' ').unwrap();
         let name = if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
-        assert!(row(&page, &name).is_some(), "{name} has no row");
+        let row = row(&page, &name).unwrap_or_else(|| panic!("{name} has no row"));
+        assert!(row.starts_with(&format!("| `{name}` | {kind} |")), "{name} is a {kind}");
         names.insert(name);
     }
     assert!(names.len() > 20, "{names:?}");
@@ -73,7 +82,7 @@ fn every_metric_has_its_row_with_its_labels() {
             names.iter().find(|known| name.starts_with(known.as_str())).and_then(|known| row(&page, known)).unwrap();
         for (label, value) in labels.split('}').next().unwrap().split(',').filter_map(|label| label.split_once('=')) {
             assert!(label == "le" || row.contains(&format!("`{label}`")), "{name}: label {label}");
-            let listed = ["type", "outcome", "result"].contains(&label);
+            let listed = ["type", "outcome", "result", "ready", "state"].contains(&label);
             assert!(!listed || row.contains(&format!("`{}`", value.trim_matches('"'))), "{name}: {label}={value}");
         }
     }
@@ -106,6 +115,7 @@ fn the_times_that_the_pages_name() {
         reconcile_timeout: seconds(60),
         slow_min: seconds(30),
         slow_max: seconds(600),
+        watch_timeout: seconds(120),
         aws_resync: seconds(600),
         aws_shown_within: seconds(60),
         aws_read_period: Duration::from_millis(200),
