@@ -1,9 +1,12 @@
-//! What the Helm chart takes from the code: CRDs, policies, the roles for people, and which controller needs which rights.
+//! What the Helm chart takes from the code: CRDs, policies, the roles for people, and which controller needs which rights; and
+//! out of `config/`: alerts and the dashboard.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{Error, generated, policies, rbac, yaml};
 use crate::api::kind::{Kind, Right};
@@ -11,6 +14,10 @@ use crate::registry::KINDS;
 
 /// What lies in no namespace, of all that controllers have rights to.
 const CLUSTER_SCOPED: [&str; 2] = ["namespaces", "nodes"];
+
+/// What is written by hand in `config/` and taken over: the alerts, as Prometheus itself reads them, and the dashboard.
+const ALERTS: (&str, &str) = ("config/prometheus/rule.yaml", "prometheus/rules.yaml");
+const DASHBOARD: (&str, &str) = ("config/grafana/quartermaster.json", "grafana/quartermaster.json");
 
 /// Rights, as the chart's template of roles reads them.
 #[derive(Serialize)]
@@ -30,14 +37,20 @@ struct OfController {
     beside: Vec<PolicyRule>,
 }
 
-/// Every generated file of the chart: its path in `files/`, and its text.
-pub fn files() -> Result<Vec<(String, String)>, Error> {
+/// Every generated file of the chart: its path in `files/`, and its text. `read` gives the text of a file of the tree.
+pub fn files(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(String, String)>, Error> {
     let controllers = KINDS.iter().map(|kind| (kind.controller, of(kind))).collect();
     let rights = Rights { controllers, crds: KINDS.iter().map(Kind::crd_name).collect() };
     let mut files = vec![("rights.yaml".to_owned(), generated(&yaml(&rights)?))];
     for kind in KINDS {
         files.push((format!("crd/{}.yaml", kind.controller), generated(&yaml(&kind.crd())?)));
     }
+    let (source, name) = ALERTS;
+    let alerts: Value = serde_saphyr::from_str(&read(Path::new(source))?)
+        .map_err(|error| Error::Read { path: source.into(), source: Box::new(error) })?;
+    files.push((name.into(), generated(&yaml(&alerts["spec"])?)));
+    let (source, name) = DASHBOARD;
+    files.push((name.into(), read(Path::new(source))?));
     let people = rbac::for_people().into_iter().map(|file| ("people", file));
     let policies = policies::objects(rbac::NAMESPACE, rbac::SERVICE_ACCOUNT).into_iter().map(|file| ("policy", file));
     for (folder, (name, object)) in people.chain(policies) {

@@ -70,8 +70,9 @@ pub fn tree(root: &Path) -> Result<Vec<(String, String)>, Error> {
         None => fs::read_to_string(root.join(path)).map_err(|source| Error::File { path: path.into(), source }),
     };
     let flat = [flat::deploy(&read)?, flat::example(&read)?].concat();
+    let chart = chart::files(&read)?;
     tree.extend(flat);
-    tree.extend(chart::files()?.into_iter().map(|(name, text)| (format!("{CHART}/{name}"), text)));
+    tree.extend(chart.into_iter().map(|(name, text)| (format!("{CHART}/{name}"), text)));
     Ok(tree.into_iter().collect())
 }
 
@@ -169,7 +170,7 @@ mod tests {
             assert!(committed == text, "{name} is not what it would be now: run `make manifests`");
             current.push(name);
         }
-        let chart = ["crd", "people", "policy"].map(|folder| format!("{CHART}/{folder}"));
+        let chart = ["crd", "people", "policy", "prometheus", "grafana"].map(|folder| format!("{CHART}/{folder}"));
         let config = ["config/crd/bases", "config/rbac", "config/policy", "deploy", "example"].map(str::to_owned);
         for folder in config.into_iter().chain(chart) {
             for file in fs::read_dir(root.join(&folder)).unwrap() {

@@ -3,6 +3,7 @@
 // A scene is told from its beginning to its end, and the API's parameters are the usual ones.
 #![allow(clippy::too_many_lines, clippy::default_trait_access, clippy::wrong_self_convention)]
 
+mod alerts;
 mod answers;
 mod app_service;
 mod bad_input;

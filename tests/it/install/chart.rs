@@ -5,11 +5,10 @@ use std::collections::BTreeSet;
 use clap::CommandFactory as _;
 use quartermaster::cli::Cli;
 use serde_json::json;
-use tokio::sync::OnceCell;
 
-use super::same::kustomized;
+use super::same::{assert_alerts_are_of_the_job_of, kustomized};
 use super::*;
-use crate::support::SYSTEM;
+use crate::support::{SYSTEM, tool};
 
 /// Where the chart is.
 pub const CHART: &str = "charts/quartermaster";
@@ -20,13 +19,7 @@ const HELMS_OWN: [&str; 4] =
 
 /// helm, built if it is not there.
 pub async fn helm() -> &'static str {
-    static HELM: OnceCell<String> = OnceCell::const_new();
-    let build = async || {
-        let built = tree_command("bash").args(["hack/tools/build.sh", "helm"]).output().await.unwrap();
-        assert!(built.status.success(), "{}", told(&built).1);
-        String::from_utf8(built.stdout).unwrap().trim().to_owned()
-    };
-    HELM.get_or_init(build).await
+    tool("helm").await
 }
 
 /// Whether helm does it, and what it says.
@@ -300,4 +293,41 @@ async fn its_certificate_is_mounted_where_it_is_looked_for() {
     let path = mounts[0]["mountPath"].as_str().unwrap();
     assert!(container["args"].as_array().unwrap().contains(&format!("--metrics-cert-path={path}").into()));
     assert_eq!((volumes.len(), mounts.len(), &mounts[0]["name"]), (2, 2, &volumes[0]["name"]));
+}
+
+#[tokio::test]
+async fn its_alerts_are_those_of_its_own_service_and_lead_to_their_pages() {
+    let made = async |values: &str| {
+        let fixed = ["template", "other", CHART, "--namespace", "ops", "--set", values];
+        let (done, said) = told(&tree_command(helm().await).args(fixed).output().await.unwrap());
+        assert!(done, "{said}");
+        objects(&said)
+    };
+    let one = |made: &BTreeMap<String, Value>, kind: &str| {
+        made.iter().find(|(name, _)| name.contains(&format!(" {kind} "))).map(|(_, object)| object.clone())
+    };
+    assert_eq!(one(&made("replicas=2").await, "PrometheusRule"), None, "it needs the Prometheus operator");
+    let values = "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=prometheus";
+    let plain = made(values).await;
+    let (rules, service) = (one(&plain, "PrometheusRule").unwrap(), one(&plain, "Service").unwrap());
+    assert_eq!(rules["metadata"]["labels"]["release"], "prometheus");
+    assert_alerts_are_of_the_job_of(&rules, &service);
+    let page = |rules: &Value| rules["spec"]["groups"][0]["rules"][0]["annotations"]["runbook_url"].clone();
+    assert_eq!(page(&rules), "docs/runbooks/QuartermasterDown.md");
+    let elsewhere = format!("{values},metrics.prometheusRule.runbooks=https://docs.example.com/runbooks/");
+    let rules = one(&made(&elsewhere).await, "PrometheusRule").unwrap();
+    assert_eq!(page(&rules), "https://docs.example.com/runbooks/QuartermasterDown.md");
+    // What Prometheus fills in is left to it.
+    let words = rules["spec"]["groups"][0]["rules"][2]["annotations"]["summary"].as_str().unwrap();
+    assert!(words.contains("{{ $labels.controller }}"), "{words}");
+}
+
+#[tokio::test]
+async fn its_dashboard_is_the_one_of_the_tree() {
+    let made = made(&["--set", "metrics.dashboard.enabled=true"]).await;
+    let dashboard = &made[&format!("v1 ConfigMap {SYSTEM}/quartermaster-dashboard")];
+    assert_eq!(dashboard["metadata"]["labels"]["grafana_dashboard"], "1");
+    let shown: Value = serde_json::from_str(dashboard["data"]["quartermaster.json"].as_str().unwrap()).unwrap();
+    let ours = std::fs::read_to_string(Path::new(ROOT).join("config/grafana/quartermaster.json")).unwrap();
+    assert_eq!(shown, serde_json::from_str::<Value>(&ours).unwrap());
 }

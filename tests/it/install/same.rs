@@ -57,13 +57,29 @@ async fn the_installer_is_config_default_with_another_image() {
 async fn the_monitor_finds_the_service() {
     let installed = kustomized("config/default").await;
     let service = &installed["v1 Service quartermaster-system/quartermaster-controller-manager-metrics-service"];
-    let monitors = kustomized("config/prometheus").await;
-    let monitor = monitors.values().next().unwrap();
-    assert_eq!((monitors.len(), monitor["kind"].as_str()), (1, Some("ServiceMonitor")));
+    let made = kustomized("config/prometheus").await;
+    let kinds: Vec<_> = made.values().map(|object| object["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["PrometheusRule", "ServiceMonitor"]);
+    let monitor = made.values().find(|object| object["kind"] == "ServiceMonitor").unwrap();
     for (key, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
         assert_eq!(&service["metadata"]["labels"][key], value, "{key}");
     }
     assert_eq!(monitor["spec"]["endpoints"][0]["port"], service["spec"]["ports"][0]["name"]);
+    // The Prometheus operator calls the job as the Service.
+    let rules = made.values().find(|object| object["kind"] == "PrometheusRule").unwrap();
+    assert_alerts_are_of_the_job_of(rules, service);
+}
+
+/// That each alert asks for the job that the Prometheus operator makes of this Service.
+pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
+    let job = format!("job=\"{}\"", service["metadata"]["name"].as_str().unwrap());
+    let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
+    assert_eq!(rules.len(), 8);
+    for rule in rules {
+        let expression = rule["expr"].as_str().unwrap();
+        assert!(expression.contains(&job), "{expression}");
+        assert_eq!(expression.matches("job=").count(), expression.matches(&job).count(), "{expression}");
+    }
 }
 
 /// The overlay that the page shows for a certificate of one's own.

@@ -1,0 +1,72 @@
+//! Alerts and dashboard: what they ask for exists, the alerts fire when they should (`tests/alerts`), and each has its page.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Output;
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::support::tool;
+
+mod pages;
+mod promtool;
+mod queries;
+mod served;
+
+/// The tree's root.
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// The rules as Prometheus itself reads them.
+const RULES: &str = "charts/quartermaster/files/prometheus/rules.yaml";
+
+/// An alert.
+#[derive(Debug, Deserialize)]
+struct Alert {
+    alert: String,
+    expr: String,
+    #[serde(default)]
+    r#for: String,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
+/// What stands in a file of the tree.
+fn text(name: &str) -> String {
+    let path = Path::new(ROOT).join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All alerts.
+fn alerts() -> Vec<Alert> {
+    let rules: Value = serde_saphyr::from_str(&text(RULES)).unwrap();
+    let groups = rules["groups"].as_array().unwrap();
+    let rules = groups.iter().flat_map(|group| group["rules"].as_array().unwrap());
+    let alerts: Vec<Alert> = rules.map(|rule| serde_json::from_value(rule.clone()).unwrap()).collect();
+    let names: BTreeSet<_> = alerts.iter().map(|alert| &alert.alert).collect();
+    assert_eq!((names.len(), alerts.len()), (8, 8), "{names:?}");
+    alerts
+}
+
+/// The panels of the dashboard that show something.
+fn panels() -> Vec<Value> {
+    let dashboard: Value = serde_json::from_str(&text("config/grafana/quartermaster.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let panels: Vec<_> = panels.filter(|panel| panel["type"] != "row").cloned().collect();
+    assert!(panels.len() > 15, "{}", panels.len());
+    panels
+}
+
+/// What the panels ask for: the panel's title, and the expression with an interval in place of Grafana's own.
+fn expressions() -> Vec<(String, String)> {
+    let of = |panel: &Value| {
+        let title = panel["title"].as_str().unwrap().to_owned();
+        let asked = |target: &Value| target["expr"].as_str().unwrap().replace("$__rate_interval", "5m");
+        let targets = panel["targets"].as_array().unwrap();
+        targets.iter().map(|target| (title.clone(), asked(target))).collect::<Vec<_>>()
+    };
+    let expressions: Vec<_> = panels().iter().flat_map(of).collect();
+    assert!(expressions.len() > 20, "{}", expressions.len());
+    expressions
+}

@@ -1,0 +1,189 @@
+//! What alerts and dashboard ask for is what `/metrics` serves: metrics, their labels, and what these may say.
+
+use quartermaster::controllers::{config_map_sync, my_ingress};
+use quartermaster::registry::KINDS;
+
+use super::*;
+use crate::docs::flags_and_metrics::every_metric;
+
+/// What Prometheus adds to each sample, and the Prometheus operator.
+const ADDED: [&str; 3] = ["job", "instance", "namespace"];
+
+/// Every metric that is served, by the names of its samples, with the values that each of its labels has there.
+fn served() -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
+    let mut served = BTreeMap::<String, BTreeMap<String, BTreeSet<String>>>::new();
+    for line in every_metric().lines().filter(|line| !line.starts_with('#')) {
+        let (name, rest) = line.split_once(['{', ' ']).unwrap();
+        let labels = served.entry(name.to_owned()).or_default();
+        let Some((pairs, _)) = rest.split_once('}') else { continue };
+        for (label, value) in pairs.split("\",").filter_map(|pair| pair.split_once("=\"")) {
+            labels.entry(label.to_owned()).or_default().insert(value.trim_end_matches('"').to_owned());
+        }
+    }
+    assert!(
+        served.len() > 30 && served.contains_key("quartermaster_notification_latency_seconds_bucket"),
+        "{served:?}"
+    );
+    served
+}
+
+/// A metric that is asked for, with what its labels are to say: name, whether equal or not, value.
+struct Selector {
+    name: String,
+    matchers: Vec<(String, String, String)>,
+}
+
+/// What is asked for in an expression. That it is one, Prometheus itself says (`promtool`): here its words are told apart.
+#[derive(Default)]
+struct Asked {
+    selectors: Vec<Selector>,
+    by: BTreeSet<String>,
+}
+
+/// Words of the language that are followed by no parenthesis.
+const WORDS: [&str; 6] = ["and", "or", "unless", "offset", "bool", "inf"];
+/// Those that are followed by labels in parentheses.
+const LISTS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
+
+impl Asked {
+    fn of(expression: &str) -> Self {
+        let mut asked = Self::default();
+        let mut rest = expression;
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+        while let Some(c) = rest.chars().next() {
+            if c == '[' {
+                // A duration.
+                rest = rest.split_once(']').unwrap().1;
+            } else if c.is_ascii_alphabetic() || c == '_' {
+                let (word, after) = rest.split_at(rest.find(|c| !is_word(c)).unwrap_or(rest.len()));
+                rest = after.trim_start();
+                if LISTS.contains(&word) {
+                    let (labels, after) = rest.strip_prefix('(').unwrap().split_once(')').unwrap();
+                    asked.by.extend(labels.split(',').map(|label| label.trim().to_owned()).filter(|it| !it.is_empty()));
+                    rest = after;
+                } else if let Some(list) = rest.strip_prefix('{') {
+                    let (matchers, after) = list.split_once('}').unwrap();
+                    asked
+                        .selectors
+                        .push(Selector { name: word.to_owned(), matchers: matchers.split(',').map(matcher).collect() });
+                    rest = after;
+                } else if !WORDS.contains(&word)
+                    && !rest.starts_with('(')
+                    && !LISTS.iter().any(|list| rest.starts_with(list))
+                {
+                    asked.selectors.push(Selector { name: word.to_owned(), matchers: Vec::new() });
+                }
+            } else if c.is_ascii_digit() {
+                // A number, or what `offset` is followed by.
+                rest = rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '.');
+            } else {
+                rest = &rest[c.len_utf8()..];
+            }
+        }
+        assert!(!asked.selectors.is_empty(), "{expression} asks for nothing");
+        asked
+    }
+}
+
+fn matcher(text: &str) -> (String, String, String) {
+    let at = text.find(['=', '!']).unwrap_or_else(|| panic!("{text}"));
+    let (label, rest) = text.split_at(at);
+    let quote = rest.find('"').unwrap();
+    let (operator, value) = rest.split_at(quote);
+    (label.trim().to_owned(), operator.to_owned(), value.trim().trim_matches('"').to_owned())
+}
+
+/// The reasons that the resources of a controller may have; of any, without one.
+fn reasons(controller: Option<&str>) -> BTreeSet<String> {
+    let syncs = config_map_sync::standing::Reason::ALL.iter().map(ToString::to_string);
+    let balancers = my_ingress::standing::REASONS.iter().map(ToString::to_string);
+    match controller {
+        Some("configmapsync") => syncs.collect(),
+        Some("myingress") => balancers.collect(),
+        Some(other) => panic!("say here which reasons a {other} may have"),
+        None => syncs.chain(balancers).collect(),
+    }
+}
+
+/// What is wrong with an expression.
+fn faults(expression: &str) -> Vec<String> {
+    let served = served();
+    let asked = Asked::of(expression);
+    let (mut faults, mut known) = (Vec::new(), BTreeSet::from(ADDED.map(str::to_owned)));
+    for Selector { name, matchers } in &asked.selectors {
+        let nothing = BTreeMap::new();
+        // What Prometheus says of the scrape itself.
+        let labels = if name == "up" { Some(&nothing) } else { served.get(name) };
+        let Some(labels) = labels else {
+            faults.push(format!("there is no metric {name:?}"));
+            continue;
+        };
+        known.extend(labels.keys().cloned());
+        let controller = matchers.iter().find(|(label, ..)| label == "controller").map(|(_, _, value)| &**value);
+        if !matchers.iter().any(|(label, ..)| label == "job") {
+            faults.push(format!("{name} may be somebody else's: it names no job"));
+        }
+        for (label, operator, value) in matchers {
+            let values: BTreeSet<String> = match label.as_str() {
+                label if ADDED.contains(&label) => continue,
+                _ if !labels.contains_key(label) => {
+                    faults.push(format!("{name} has no label {label}"));
+                    continue;
+                }
+                "controller" => KINDS.iter().map(|kind| kind.controller.to_owned()).collect(),
+                "reason" => reasons(controller),
+                _ => labels[label].clone(),
+            };
+            if !["=", "!="].contains(&&**operator) || !values.contains(value) {
+                faults.push(format!("{name}: {label} is never {value:?}, but one of {values:?}"));
+            }
+        }
+    }
+    faults.extend(asked.by.difference(&known).map(|label| format!("nothing has a label {label}")));
+    faults
+}
+
+#[test]
+fn every_alert_asks_for_what_is_served() {
+    for Alert { alert, expr, .. } in alerts() {
+        assert_eq!(faults(&expr), Vec::<String>::new(), "{alert}");
+    }
+}
+
+#[test]
+fn every_panel_asks_for_what_is_served() {
+    for (panel, expression) in expressions() {
+        assert_eq!(faults(&expression), Vec::<String>::new(), "{panel}: {expression}");
+    }
+}
+
+#[test]
+fn what_is_not_served_is_found() {
+    for (expression, words) in [
+        (
+            "rate(quartermaster_notification_total{job=\"x\"}[5m])",
+            "there is no metric \"quartermaster_notification_total\"",
+        ),
+        ("quartermaster_resources{job=\"x\", kind=\"myapp\"}", "quartermaster_resources has no label kind"),
+        ("quartermaster_resources{job=\"x\", controller=\"mypod\"}", "controller is never \"mypod\""),
+        ("quartermaster_resources{job=\"x\", controller=\"myingress\", reason=\"Gone\"}", "reason is never \"Gone\""),
+        ("quartermaster_watches{job=\"x\", state=\"stale\"}", "state is never \"stale\""),
+        ("sum by (pod) (quartermaster_watches{job=\"x\"})", "nothing has a label pod"),
+        ("quartermaster_watches", "names no job"),
+    ] {
+        let faults = faults(expression);
+        assert!(faults.len() == 1 && faults[0].contains(words), "{expression}: {faults:?}");
+    }
+}
+
+/// Metrics of which nobody would learn anything.
+#[test]
+fn every_metric_of_ours_is_shown_or_alerted_on() {
+    let expressions = alerts().into_iter().map(|alert| alert.expr).chain(expressions().into_iter().map(|(_, it)| it));
+    let asked: BTreeSet<_> =
+        expressions.flat_map(|it| Asked::of(&it).selectors).map(|selector| selector.name).collect();
+    let parts = |name: &str| ["_bucket", "_sum", "_count"].iter().any(|part| name.ends_with(part));
+    for name in served().into_keys().filter(|name| name.starts_with("quartermaster_") && !parts(name)) {
+        assert!(asked.contains(&name), "nobody asks for {name}");
+    }
+}

@@ -1,0 +1,144 @@
+//! What a running operator says of resources, messages and watches.
+
+use http::StatusCode;
+use k8s_openapi::api::core::v1::ConfigMap;
+use quartermaster::api::{ConfigMapSync, TrackedField};
+use serde_json::json;
+use testbed::proxy::{Ending, Fault, Match, Times};
+use testbed::receiver::{Receiver, Reply};
+use testbed::wait::until;
+
+use crate::support::{Bed, Operator, SOON, Settings};
+
+/// The value of a sample, by its name and labels as they stand there.
+fn value(metrics: &str, sample: &str) -> Option<f64> {
+    metrics.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
+}
+
+/// Waits until the operator says so of each sample; none: there is no such.
+async fn says(operator: &Operator, wanted: &[(&str, Option<f64>)]) {
+    let said = until("the metrics say so", SOON, async || {
+        let metrics = operator.metrics().await;
+        for (sample, wanted) in wanted {
+            let said = value(&metrics, sample);
+            anyhow::ensure!(said == *wanted, "{sample}: {said:?}, not {wanted:?}");
+        }
+        Ok(Some(()))
+    });
+    said.await.unwrap_or_else(|error| panic!("{error:#}"));
+}
+
+const CONFLICT: &str = "quartermaster_resources{controller=\"configmapsync\",ready=\"False\",reason=\"Conflict\"}";
+const SYNCED: &str = "quartermaster_resources{controller=\"configmapsync\",ready=\"True\",reason=\"Synced\"}";
+const LOST: &str = "quartermaster_resources{controller=\"trackedfield\",ready=\"False\",reason=\"TargetNotFound\"}";
+const LEADS: &str = "leader_election_master_status{name=\"counted\"}";
+
+#[tokio::test]
+async fn resources_are_counted_by_leader_and_standby_after_a_deletion_and_after_a_restart() {
+    let bed = Bed::shared("counted").await;
+    let here = &bed.namespace;
+    let flags = ["--leader-elect", "--leader-election-id=counted"];
+    let settings = || flags.iter().fold(Settings::default(), |settings, flag| settings.flag(flag));
+    let leader = Operator::start(&bed, settings()).await;
+    says(&leader, &[(LEADS, Some(1.0)), (CONFLICT, None)]).await;
+    let mut standby = Operator::start(&bed, settings()).await;
+
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } })).await;
+    bed.create::<ConfigMap>("theirs", json!({ "data": { "a": "2" } })).await;
+    for (name, copy) in [("well", "copy"), ("ill", "theirs")] {
+        let spec = json!({ "sourceNamespace": here, "destinationNamespace": here, "configMapName": "settings",
+            "destinationName": copy });
+        bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
+    }
+    bed.webhook("hook", "http://127.0.0.1:9/").await;
+    bed.track("lost", "Deployment", "nowhere", "replicas", "hook").await;
+    let all = [(CONFLICT, Some(1.0)), (SYNCED, Some(1.0)), (LOST, Some(1.0))];
+    says(&leader, &all).await;
+    says(&standby, &[&all[..], &[(LEADS, Some(0.0))]].concat()).await;
+
+    bed.delete::<ConfigMapSync>("ill").await;
+    bed.delete::<TrackedField>("lost").await;
+    let rest = [(CONFLICT, None), (SYNCED, Some(1.0)), (LOST, None)];
+    says(&leader, &rest).await;
+    says(&standby, &rest).await;
+    standby.kill();
+    standby.restart();
+    standby.ready().await;
+    says(&standby, &rest).await;
+}
+
+const REJECTED: &str = "quartermaster_entries_rejected_total";
+const OLDEST: &str = "quartermaster_notifications_oldest_pending_timestamp_seconds";
+const PENDING: &str = "quartermaster_notifications_pending";
+
+#[tokio::test]
+async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
+    let bed = Bed::shared("backlog").await;
+    let receiver = Receiver::start().unwrap();
+    let operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.delivered("web", &[("Created", Some("1"))]).await;
+    says(&operator, &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(0.0))]).await;
+
+    receiver.always(Reply::status(StatusCode::SERVICE_UNAVAILABLE));
+    bed.scale("web", 2).await;
+    says(&operator, &[(PENDING, Some(1.0))]).await;
+    bed.scale("web", 3).await;
+    says(&operator, &[(PENDING, Some(2.0))]).await;
+    let history = bed.history("web").await;
+    let seen = history[1].time.as_ref().unwrap().0.as_second();
+    #[allow(clippy::cast_precision_loss)] // seconds since 1970
+    says(&operator, &[(OLDEST, Some(seen as f64))]).await;
+    // What is suspended does not wait.
+    bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": true } })).await;
+    says(&operator, &[(OLDEST, None), (PENDING, Some(0.0))]).await;
+    receiver.always(Reply::status(StatusCode::UNPROCESSABLE_ENTITY));
+    bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": false } })).await;
+    says(&operator, &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(2.0))]).await;
+    assert_eq!(value(&operator.metrics().await, "quartermaster_entries_expired_total"), Some(0.0));
+}
+
+fn watches(resource: &str, state: &str) -> String {
+    format!("quartermaster_watches{{resource=\"{resource}\",state=\"{state}\"}}")
+}
+
+#[tokio::test]
+async fn a_watch_that_fails_is_told_until_it_stands() {
+    let bed = Bed::shared("watches").await;
+    let (proxy, kubeconfig) = bed.through_proxy().await;
+    let operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
+    bed.webhook("hook", "http://127.0.0.1:9/").await;
+    bed.track("web", "StatefulSet", "web", "replicas", "hook").await;
+    bed.track("leases", "Deployment", "web", "replicas", "hook").await;
+    let target = json!({ "spec": { "target": { "kind": "Lease", "apiVersion": "coordination.k8s.io/v1", "resource": "leases" } } });
+    bed.patch::<TrackedField>("leases", target).await;
+    let (standing, failing) = (watches("statefulsets.apps", "standing"), watches("statefulsets.apps", "failing"));
+    let refused = watches("leases.coordination.k8s.io", "refused");
+    // Nobody is woken for what the operator may not read: the TrackedField says so.
+    says(&operator, &[(&standing, Some(1.0)), (&failing, Some(0.0)), (&refused, Some(1.0))]).await;
+    let metrics = operator.metrics().await;
+    let ill: Vec<_> = metrics
+        .lines()
+        .filter(|line| {
+            line.starts_with("quartermaster_watches{") && line.contains("\"failing\"") && !line.ends_with(" 0")
+        })
+        .collect();
+    assert!(ill.is_empty(), "with the rights that we ship every watch stands: {ill:?}");
+
+    let statefulsets = Match::any().resource("statefulsets");
+    let fault = proxy.inject(statefulsets.clone(), Times::Always, Fault::status(StatusCode::SERVICE_UNAVAILABLE));
+    proxy.end_watches(&statefulsets, Ending::MidEvent);
+    says(&operator, &[(&standing, Some(0.0)), (&failing, Some(1.0))]).await;
+    fault.take_back();
+    bed.create::<k8s_openapi::api::apps::v1::StatefulSet>(
+        "web",
+        json!({ "spec": { "serviceName": "web", "selector": { "matchLabels": { "app": "web" } }, "template": {
+            "metadata": { "labels": { "app": "web" } }, "spec": { "containers": [{ "name": "web", "image": "web" }] } } } }),
+    )
+    .await;
+    says(&operator, &[(&standing, Some(1.0)), (&failing, Some(0.0))]).await;
+    bed.delete::<TrackedField>("web").await;
+    says(&operator, &[(&standing, None), (&failing, None)]).await;
+}
