@@ -90,6 +90,7 @@ const BACKLOG: u32 = 1024;
 fn hold(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
+    socket.set_reuseport(true)?; // by us alone, while we still listen
     socket.bind(address)?;
     Ok(socket)
 }
@@ -120,12 +121,14 @@ async fn accept<F, C>(
                 None => return,
                 Some(Order::Open(done)) => { let _ = done.send(Ok(())); }
                 Some(Order::Shut(done)) => {
-                    connections.shutdown().await;
-                    drop(listener);
+                    // Before it is let go, or somebody else may get it.
                     let held = match hold(address) {
-                        Ok(held) => { let _ = done.send(Ok(())); held }
+                        Ok(held) => held,
                         Err(error) => { let _ = done.send(Err(error)); return; }
                     };
+                    drop(listener);
+                    connections.shutdown().await;
+                    let _ = done.send(Ok(()));
                     let Some(opened) = reopen(held, &mut inbox).await else { return };
                     listener = opened;
                 }
