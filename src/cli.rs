@@ -72,7 +72,7 @@ pub enum Command {
     },
     /// Print the CustomResourceDefinitions, such as: quartermaster crds | kubectl apply -f -
     Crds,
-    /// Write what is generated (CRDs, rights, deploy/, example/) into the source tree
+    /// Write what is generated (CRDs, rights, deploy/, example/, docs/reference/) into the source tree
     #[command(hide = true)]
     Manifests {
         /// The tree's root

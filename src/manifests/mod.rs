@@ -1,5 +1,5 @@
 //! What is generated: CRDs, rights and admission policies under `config/` and in the Helm chart from the code, `deploy/` and
-//! `example/` from all of `config/`.
+//! `example/` from all of `config/`, the reference in `docs/`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::registry;
 
 mod chart;
+pub mod docs;
 mod flat;
 mod kustomize;
 pub mod policies;
@@ -70,8 +71,9 @@ pub fn tree(root: &Path) -> Result<Vec<(String, String)>, Error> {
         None => fs::read_to_string(root.join(path)).map_err(|source| Error::File { path: path.into(), source }),
     };
     let flat = [flat::deploy(&read)?, flat::example(&read)?].concat();
-    let chart = chart::files(&read)?;
+    let (docs, chart) = (docs::files(&read)?, chart::files(&read)?);
     tree.extend(flat);
+    tree.extend(docs);
     tree.extend(chart.into_iter().map(|(name, text)| (format!("{CHART}/{name}"), text)));
     Ok(tree.into_iter().collect())
 }
@@ -171,7 +173,8 @@ mod tests {
             current.push(name);
         }
         let chart = ["crd", "people", "policy", "prometheus", "grafana"].map(|folder| format!("{CHART}/{folder}"));
-        let config = ["config/crd/bases", "config/rbac", "config/policy", "deploy", "example"].map(str::to_owned);
+        let config = ["config/crd/bases", "config/rbac", "config/policy", "deploy", "example", "docs/reference"]
+            .map(str::to_owned);
         for folder in config.into_iter().chain(chart) {
             for file in fs::read_dir(root.join(&folder)).unwrap() {
                 let name = format!("{folder}/{}", file.unwrap().file_name().to_string_lossy());

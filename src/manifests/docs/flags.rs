@@ -1,0 +1,85 @@
+//! The flags, as clap has them.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, CommandFactory as _};
+
+use super::{cell, code};
+use crate::cli::Cli;
+
+const BEGIN: &str = "\
+# Flags
+
+As `quartermaster COMMAND --help` says them. A flag that has an environment variable can be given by that instead; the flag wins,
+and an unset or empty list is the default. The Helm chart has a value for each flag of `run`. What goes together, and when to
+change what: [Operating](../operating.md#flags), [Commands](../commands.md).
+";
+
+pub fn page() -> String {
+    let mut page = BEGIN.to_owned();
+    let mut program = Cli::command();
+    program.build();
+    for command in program.get_subcommands().filter(|it| !it.is_hide_set() && it.get_name() != "help") {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        // Writing to a String does not fail.
+        let _ = write!(page, "\n## {}\n\n{}.\n", command.get_name(), code_after_colon(&about));
+        let flags: Vec<&Arg> = command
+            .get_arguments()
+            .filter(|it| !it.is_hide_set() && !["help", "version"].contains(&it.get_id().as_str()))
+            .collect();
+        // Those of no heading stand right below the command's own.
+        let mut headings = vec![None];
+        for flag in &flags {
+            if !headings.contains(&flag.get_help_heading()) {
+                headings.push(flag.get_help_heading());
+            }
+        }
+        headings.retain(|heading| flags.iter().any(|flag| flag.get_help_heading() == *heading));
+        for heading in headings {
+            if let Some(heading) = heading {
+                let _ = write!(page, "\n### {}: {heading}\n", command.get_name());
+            }
+            page.push_str("\n| flag, environment | default | what |\n| --- | --- | --- |\n");
+            for flag in flags.iter().filter(|flag| flag.get_help_heading() == heading) {
+                page.push_str(&row(flag));
+            }
+        }
+    }
+    page
+}
+
+/// Words end in a colon before an example.
+fn code_after_colon(about: &str) -> String {
+    match about.split_once(", such as: ") {
+        Some((words, example)) => format!("{words}, such as {}", code(example)),
+        None => about.to_owned(),
+    }
+}
+
+fn row(flag: &Arg) -> String {
+    let long = flag.get_long().map(|name| format!("--{name}"));
+    let short = flag.get_short().map(|name| format!("-{name}"));
+    let mut names: Vec<_> = short.into_iter().chain(long).map(|name| code(&name)).collect();
+    if names.is_empty() {
+        let value = flag.get_value_names().and_then(|names| names.first());
+        names.push(code(value.map_or(flag.get_id().as_str(), |name| name.as_str())));
+    }
+    let environment = flag.get_env().map(|name| format!("<br>{}", code(&name.to_string_lossy()))).unwrap_or_default();
+    let defaults = flag.get_default_values().iter().map(|value| value.to_string_lossy());
+    let default = defaults.filter(|value| !value.is_empty()).map(|value| code(&value)).collect::<Vec<_>>().join(", ");
+    format!("| {}{environment} | {default} | {} |\n", names.join(", "), cell(&what(flag)))
+}
+
+/// All that its help says: a sentence for each paragraph, and each value that it may have.
+fn what(flag: &Arg) -> String {
+    let help = flag.get_long_help().or(flag.get_help()).map(ToString::to_string).unwrap_or_default();
+    let sentence = |text: &str| format!("{}.", text.trim().trim_end_matches('.'));
+    let mut words: Vec<_> = help.split("\n\n").map(sentence).collect();
+    let values = flag.get_possible_values().into_iter().filter(|it| !it.is_hide_set());
+    let values = values.filter(|value| !["true", "false"].contains(&value.get_name()));
+    words.extend(values.map(|value| match value.get_help() {
+        Some(help) => sentence(&format!("{}: {help}", code(value.get_name()))),
+        None => sentence(&code(value.get_name())),
+    }));
+    words.join(" ").replace('<', "&lt;").replace('*', "\\*")
+}
