@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help prerequisites control-plane moto helm promtool cluster build run manifests install uninstall deploy undeploy build-installer \
+.PHONY: help prerequisites control-plane moto tools docs cluster build run manifests install uninstall deploy undeploy build-installer \
   docker-build docker-push docker-buildx kind-load minikube-load fmt lint test test-binaries test-image bench demo clean
 
 # The image to build, push, load or deploy, such as IMG=registry.example.com/quartermaster:0.1.0. No image is published: as it
@@ -33,7 +33,7 @@ demo: prerequisites moto ## Show it all on a real control plane (HOLD=1: stay up
 	@bash hack/demo.sh
 
 test: prerequisites ## Format, lints, and every test, on a real control plane
-	@$(MAKE) --no-print-directory -j2 moto control-plane helm promtool test-binaries
+	@$(MAKE) --no-print-directory -j2 moto control-plane tools test-binaries
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	@rm -rf target/audit
@@ -48,11 +48,12 @@ control-plane: ## Build etcd, the Kubernetes servers, kubectl and kwok, once
 moto: ## Install moto, which stands in for AWS, once
 	@bash hack/moto/install.sh >/dev/null
 
-helm: ## Build helm, which tests the chart, once
-	@bash hack/tools/build.sh helm >/dev/null
+# helm tests the chart, promtool the alerts, actionlint the workflows, cargo-deny what this is built from; mdbook makes the book.
+tools: ## Build the tools that tests use, once
+	@for tool in helm promtool actionlint mdbook cargo-deny; do bash hack/tools/build.sh $$tool >/dev/null || exit 1; done
 
-promtool: ## Build promtool, which tests the alerts, once
-	@bash hack/tools/build.sh promtool >/dev/null
+docs: prerequisites ## Make the book of docs/: target/book/index.html
+	@"$$(bash hack/tools/build.sh mdbook)" build
 
 cluster: prerequisites ## Start a real control plane and keep it until Ctrl-C
 	@cargo run -p testbed -- cluster
@@ -63,7 +64,7 @@ build: prerequisites ## Build the operator in release mode
 run: prerequisites ## Run the operator against the current kubeconfig
 	cargo run --release -- run
 
-manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, and deploy/ and example/
+manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, deploy/, example/ and docs/reference/
 	cargo run -- manifests
 
 install: ## Install the CRDs into the current cluster

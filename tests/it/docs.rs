@@ -10,10 +10,13 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use quartermaster::controllers::tracked_field::field::KEPT_BYTES;
 use quartermaster::controllers::tracked_field::history::Bounds;
+use quartermaster::manifests::docs as generated;
 use quartermaster::notify::message::Limit;
 use quartermaster::notify::{message, pace};
 use quartermaster::registry;
 
+mod book;
+mod commands;
 pub mod flags_and_metrics;
 mod manifests;
 mod reasons;
@@ -30,15 +33,26 @@ fn page(name: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Every page at the root, in `docs` and of the runbooks.
+/// The pages in a folder.
+fn in_folder(folder: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    files.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
+}
+
+/// Every page of the book: in `docs` and the folders there.
+fn pages_of_the_book() -> Vec<PathBuf> {
+    let docs = root().join("docs");
+    let folders = fs::read_dir(&docs).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let mut pages: Vec<_> = folders.flat_map(|folder| in_folder(&folder)).chain(in_folder(&docs)).collect();
+    pages.retain(|path| !path.ends_with("SUMMARY.md"));
+    pages
+}
+
+/// Every page: those of the book, and those at the root.
 fn pages() -> BTreeMap<PathBuf, String> {
-    let folders = [root().to_owned(), root().join("docs"), root().join("docs/runbooks")];
-    let files = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap()).map(|file| file.unwrap().path());
-    let pages: BTreeMap<_, _> = files
-        .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
-        .map(|path| (path.clone(), fs::read_to_string(&path).unwrap()))
-        .collect();
-    assert!(pages.len() >= 7, "{:?}", pages.keys());
+    let all = pages_of_the_book().into_iter().chain(in_folder(root()));
+    let pages: BTreeMap<_, _> = all.map(|path| (path.clone(), fs::read_to_string(&path).unwrap())).collect();
+    assert!(pages.len() >= 25, "{:?}", pages.keys());
     pages
 }
 
@@ -66,13 +80,8 @@ fn prose(page: &str) -> String {
 /// The anchors that GitHub gives a page's headings.
 fn anchors(page: &str) -> BTreeSet<String> {
     let prose = prose(page);
-    let headings = prose.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
-    let slug = |heading: &str| {
-        let kept =
-            heading.to_lowercase().chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c)).collect::<String>();
-        kept.replace(' ', "-")
-    };
-    headings.map(slug).collect()
+    let headings = prose.lines().filter(|line| line.starts_with('#'));
+    headings.map(|line| generated::anchor(line.trim_start_matches('#'))).collect()
 }
 
 #[test]
@@ -110,16 +119,12 @@ fn every_path_that_is_named_exists() {
     }
 }
 
-/// Fields of Kubernetes' own types, which its own documentation tells of.
-const KUBERNETES: [&str; 5] =
-    ["spec.env", "spec.envFrom", "spec.livenessProbe", "spec.readinessProbe", "spec.startupProbe"];
-
 /// Every field of a CRD's spec and status, by path; a list's items as `LIST[]`.
 fn fields(crd: &CustomResourceDefinition) -> BTreeMap<String, JSONSchemaProps> {
     fn walk(path: &str, schema: &JSONSchemaProps, into: &mut BTreeMap<String, JSONSchemaProps>) {
         into.insert(path.to_owned(), schema.clone());
         // Conditions are Kubernetes' own, too.
-        if path.ends_with("conditions") || KUBERNETES.contains(&path) {
+        if path.ends_with("conditions") || generated::KUBERNETES.contains(&path) {
             return;
         }
         for (name, property) in schema.properties.iter().flatten() {
@@ -143,15 +148,7 @@ fn fields(crd: &CustomResourceDefinition) -> BTreeMap<String, JSONSchemaProps> {
 
 /// The page of a kind.
 fn page_of(crd: &CustomResourceDefinition) -> String {
-    page(match crd.spec.names.kind.as_str() {
-        "ContactPoint" => "contact-point.md",
-        "TrackedField" => "tracked-field.md",
-        "ConfigMapSync" => "config-map-sync.md",
-        "AppService" => "app-service.md",
-        "MyApp" => "my-app.md",
-        "MyIngress" => "my-ingress.md",
-        other => panic!("{other} has no page"),
-    })
+    page(&generated::page_of(&crd.spec.names.kind))
 }
 
 #[test]
@@ -183,25 +180,6 @@ fn every_field_has_its_row_and_its_bounds() {
         for path in rows.filter(|path| path.starts_with("spec.") || path.starts_with("status")) {
             assert!(fields(&crd).contains_key(path), "{path} is no field of a {}", crd.spec.names.kind);
         }
-    }
-}
-
-#[test]
-fn every_refusal_stands_there_word_for_word() {
-    for crd in registry::crds() {
-        let page = page_of(&crd);
-        let schema = crd.spec.versions[0].schema.clone().unwrap().open_api_v3_schema.unwrap();
-        let nodes = fields(&crd).into_values().chain([schema.properties.clone().unwrap()["spec"].clone(), schema]);
-        let rules = nodes.flat_map(|node| node.x_kubernetes_validations.unwrap_or_default());
-        let messages: BTreeSet<String> = rules.map(|rule| rule.message.unwrap()).collect();
-        assert!(messages.len() > 6);
-        let listed: BTreeSet<String> = page
-            .lines()
-            .filter_map(|line| line.strip_prefix("- `"))
-            .filter_map(|line| line.strip_suffix('`'))
-            .map(|line| line.trim_matches('`').to_owned())
-            .collect();
-        assert_eq!(listed, messages, "listed, and what {} refuses with", crd.spec.names.kind);
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the Helm chart makes of its values.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use clap::CommandFactory as _;
 use quartermaster::cli::Cli;

@@ -1,6 +1,7 @@
 //! Installing: `deploy/`, `config/default`, the Makefile and the Helm chart.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Output;
 
@@ -36,7 +37,7 @@ async fn make(plane: &ControlPlane, arguments: &[&str]) -> (bool, String) {
 }
 
 /// A program in the tree's root that knows nothing of a `make` that runs this test.
-fn tree_command(program: &str) -> Command {
+fn tree_command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(ROOT).kill_on_drop(true);
     for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "IMG", "KUBECONFIG"] {

@@ -1,11 +1,11 @@
-//! Tools that are built from Go modules.
+//! Tools that are built once.
 
 use std::collections::HashMap;
 
 use tokio::process::Command;
 use tokio::sync::Mutex;
 
-/// The program of a folder of `hack/tools`, built if it is not there.
+/// One of `hack/tools`, built if it is not there.
 pub async fn tool(name: &'static str) -> &'static str {
     static BUILT: Mutex<Option<HashMap<&'static str, &'static str>>> = Mutex::const_new(None);
     let mut built = BUILT.lock().await;

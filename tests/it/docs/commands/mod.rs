@@ -1,0 +1,256 @@
+//! Every manifest of the pages is applied, and every command run, as a reader would who follows one page after the other; what
+//! they print is what the page shows. Those that cannot be run stand in `docs/not-run.md`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quartermaster::registry;
+use testbed::aws::Aws;
+use testbed::bot_api::{BotApi, Chat, Kind};
+use testbed::wait::until;
+use testbed::{ControlPlane, Options};
+
+use super::{pages, root};
+use crate::support::{Bed, Operator, Plane, SOON, Settings, bot_api, install};
+use page::{Command, Step, steps};
+use shell::{Came, Shell};
+use stage::{Scene, Stage};
+
+mod page;
+mod shell;
+mod shown;
+mod stage;
+
+/// How long one command may take.
+const PATIENCE: Duration = Duration::from_mins(2);
+
+/// What lasts until Ctrl-C.
+const LASTING: [&str; 2] = ["make run", "quartermaster status -n shop --watch"];
+
+/// What asks whether it is meant.
+const ASKS: [&str; 3] = [
+    "quartermaster uninstall",
+    "quartermaster uninstall --keep-children",
+    "quartermaster uninstall --without-operator --operator-namespace=quartermaster-system",
+];
+
+/// The page with the list.
+const NOT_RUN: &str = "not-run.md";
+
+/// The commands of that list.
+fn not_run() -> BTreeSet<String> {
+    let text = super::page(NOT_RUN);
+    let listed = text.split("```text\n").skip(1).filter_map(|rest| rest.split("```").next()).flat_map(str::lines);
+    listed.map(str::to_owned).collect()
+}
+
+/// The pages that have something to do: the first one first, then those for which nothing has to be installed anew.
+fn walked() -> Vec<(String, Vec<Step>)> {
+    let mut walked: Vec<_> = pages()
+        .into_iter()
+        .map(|(path, text)| (path.file_stem().unwrap().to_string_lossy().into_owned(), steps(&text)))
+        .filter(|(_, steps)| !steps.is_empty())
+        .collect();
+    walked.sort_by_key(|(name, _)| (name != "getting-started", !Stage::of(name).installed, name.clone()));
+    walked
+}
+
+#[test]
+fn what_is_not_run_is_there() {
+    let commands: BTreeSet<String> = walked()
+        .into_iter()
+        .flat_map(|(_, steps)| steps)
+        .filter_map(|step| if let Step::Command(command) = step { Some(command.text) } else { None })
+        .collect();
+    assert!(commands.len() > 60, "{}", commands.len());
+    for listed in not_run() {
+        assert!(commands.contains(&listed), "docs/{NOT_RUN}: no page has the command {listed}");
+    }
+    for command in LASTING.into_iter().chain(ASKS) {
+        assert!(commands.contains(command), "no page has the command {command}");
+    }
+}
+
+#[tokio::test]
+async fn every_page_does_what_it_says() {
+    let plane = Plane::Own(Arc::new(ControlPlane::start(Options::default()).await.unwrap()));
+    let bed = Bed { client: plane.client().await.unwrap(), plane, namespace: "default".into() };
+    let (telegram, aws) = (bot_api(), Aws::start().await.unwrap());
+    telegram.add_chat(Chat::new(Kind::Supergroup, -1_001_234_567_890).unwrap());
+    let only = std::env::var("QUARTERMASTER_TEST_PAGE").unwrap_or_default();
+    let mut walk = Walk { bed, telegram, aws, not_run: not_run(), there: There::Nothing };
+    let mut ran = 0;
+    for (name, steps) in walked() {
+        if only.is_empty() || only == name {
+            ran += walk.page(&name, &steps).await;
+        }
+    }
+    assert!(ran > 60 || !only.is_empty(), "{ran}");
+}
+
+/// A reader on the way from page to page.
+struct Walk {
+    bed: Bed,
+    telegram: BotApi,
+    aws: Aws,
+    not_run: BTreeSet<String>,
+    there: There,
+}
+
+/// What is installed.
+#[derive(PartialEq)]
+enum There {
+    Nothing,
+    /// CRDs, rights and policies.
+    Installed,
+    /// What a page made of it.
+    Something,
+}
+
+impl Walk {
+    /// Does all that a page says. How many commands were run.
+    async fn page(&mut self, name: &str, steps: &[Step]) -> usize {
+        let began = Instant::now();
+        let stage = Stage::of(name);
+        let mut shell = Shell::new(&self.bed.plane, &self.telegram.url(), &self.aws).await;
+        if self.there != There::Installed || !stage.installed {
+            if self.there != There::Nothing {
+                self.run(&shell, name, "another-cluster").await;
+            }
+            if stage.installed {
+                install(&self.bed.plane).await;
+            }
+        }
+        self.there = if stage.installed { There::Installed } else { There::Something };
+
+        let (mut ran, mut scenes, mut operator) = (0, stage.scenes.iter().peekable(), None);
+        self.scene(&shell, name, &stage, scenes.next().unwrap(), &mut operator).await;
+        for step in steps {
+            let command = match step {
+                Step::Manifest(manifest) => {
+                    let apply = format!("kubectl apply -f - <<'YAML'\n{}YAML", stage.written(manifest));
+                    self.run(&shell, name, &apply).await;
+                    continue;
+                }
+                Step::Command(command) if self.not_run.contains(&command.text) => continue,
+                Step::Command(command) => command,
+            };
+            let first_line = command.text.lines().next().unwrap_or_default();
+            if let Some(scene) = scenes.next_if(|scene| scene.before == first_line) {
+                self.scene(&shell, name, &stage, scene, &mut operator).await;
+            }
+            let asked = Instant::now();
+            self.command(&mut shell, name, command, &stage).await;
+            println!("{:5.1} s  {first_line}", asked.elapsed().as_secs_f32());
+            ran += 1;
+        }
+        assert_eq!(scenes.next(), None, "{name}: the page has no such command, in this order");
+        let asked = Instant::now();
+        shell.end();
+        self.tidy(&shell, name, operator.is_some()).await;
+        println!("{:5.1} s  to tidy up", asked.elapsed().as_secs_f32());
+        println!("{name}: {ran} commands in {:.1} s", began.elapsed().as_secs_f32());
+        ran
+    }
+
+    /// Has things be as the stage says.
+    async fn scene(&self, shell: &Shell, page: &str, stage: &Stage, scene: &Scene, operator: &mut Option<Operator>) {
+        let asked = Instant::now();
+        self.run(shell, page, &stage.written(&format!("set -eu\n{}", scene.text))).await;
+        println!("{:5.1} s  what is there before {}", asked.elapsed().as_secs_f32(), scene.before);
+        if let Some(runs) = scene.operator {
+            *operator = None;
+            if runs {
+                let settings = Settings::default().whole_cluster().telegram(&self.telegram.url()).aws(&self.aws);
+                *operator = Some(Operator::start(&self.bed, settings).await);
+            }
+        }
+    }
+
+    /// Runs a command, and looks for what the page shows of it.
+    async fn command(&self, shell: &mut Shell, page: &str, command: &Command, stage: &Stage) {
+        let text = stage.written(&command.text);
+        if LASTING.contains(&&*command.text) {
+            shell.start(&text).await;
+            return;
+        }
+        let printed: Vec<_> = command.printed.iter().map(|line| stage.written(line)).collect();
+        let run = async || {
+            if ASKS.contains(&&*command.text) { shell.agree(&text).await } else { shell.run(&text).await }
+        };
+        let is_well = |came: &Came| came.well && (printed.is_empty() || shown::is_as_shown(&printed, &came.out));
+        let mut came =
+            tokio::time::timeout(PATIENCE, run()).await.unwrap_or_else(|_| panic!("{page}: {text} does not end"));
+        if only_reads(&text) && !is_well(&came) {
+            // It is on its way.
+            let _ = until("it is as shown", SOON, async || {
+                came = run().await;
+                Ok(is_well(&came).then_some(()))
+            })
+            .await;
+        }
+        assert!(came.well, "{page}: {text}\n{}{}\n{}", came.out, came.err, shell.said());
+        assert!(is_well(&came), "{page}: {text}\nshown:\n{}\nprinted:\n{}{}", printed.join("\n"), came.out, came.err);
+        for (chat, message) in &command.told {
+            let (chat, message) = (stage.written(chat), stage.written(message));
+            until(format!("{page}: chat {chat} has been told {message:?}"), SOON, async || {
+                let all = self.telegram.messages();
+                Ok(all.iter().any(|it| it.chat_id.to_string() == chat && it.text == message).then_some(()))
+            })
+            .await
+            .unwrap();
+        }
+    }
+
+    /// Runs what has to work.
+    async fn run(&self, shell: &Shell, page: &str, text: &str) {
+        let came = tokio::time::timeout(PATIENCE, shell.run(text)).await;
+        let came = came.unwrap_or_else(|_| panic!("{page}: {text} does not end"));
+        assert!(came.well, "{page}: {text}\n{}{}", came.out, came.err);
+    }
+
+    /// Takes away what the page had somebody make, in namespaces that stay. Kubernetes' garbage collector knows of new CRDs
+    /// half a minute later only, so it is not waited for.
+    async fn tidy(&self, shell: &Shell, page: &str, operator: bool) {
+        let text = "set -eu
+            if kubectl get crd -o name | grep -q .; then
+              RELEASE
+              kubectl delete KINDS --all --all-namespaces --timeout=30s
+            fi
+            for namespace in $(kubectl get namespaces -o name | grep -v -e kube- -e quartermaster-system); do
+              kubectl delete --all -n ${namespace#*/} --wait=false deploy,sts,svc,hpa,ingress,pods,cronjobs,configmaps,secrets
+            done";
+        let nobody = "kubectl get KINDS -A -o json | jq '.items[].metadata.finalizers = []' | kubectl replace -f -";
+        let kinds = registry::KINDS.iter().map(|kind| kind.crd_name()).collect::<Vec<_>>().join(",");
+        let text = text.replace("RELEASE", if operator { "" } else { nobody }).replace("KINDS", &kinds);
+        self.run(shell, page, &text).await;
+    }
+}
+
+/// Whether it may be said again until it shows what is on its way.
+fn only_reads(text: &str) -> bool {
+    let words: Vec<_> = text.split_whitespace().collect();
+    let reads = ["get", "describe", "events", "status", "history"].iter().any(|word| words.contains(word));
+    let writes = ["apply", "create", "patch", "delete", "annotate", "run"].iter().any(|word| words.contains(word));
+    reads && !writes
+}
+
+#[test]
+fn what_only_reads_may_be_said_again() {
+    assert!(only_reads("kubectl get tf -A") && only_reads("quartermaster status -o json | jq .summary"));
+    assert!(!only_reads("kubectl get secret a -o json | kubectl create -f -"));
+    assert!(!only_reads("kubectl apply -f example/"));
+}
+
+/// Nothing is staged for a page that is not there.
+#[test]
+fn every_stage_is_of_a_page() {
+    let pages: BTreeSet<String> = walked().into_iter().map(|(name, _)| name).collect();
+    let folder = root().join("tests/it/docs/commands/stages");
+    for file in std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
+        let name = Path::new(&file).file_stem().unwrap().to_string_lossy().into_owned();
+        assert!(pages.contains(&name), "{}", file.display());
+    }
+}

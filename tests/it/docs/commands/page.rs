@@ -1,0 +1,167 @@
+//! What a page has its reader do, in order.
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// `kubectl apply -f -` with this.
+    Manifest(String),
+    /// A command line, and what the page shows of it.
+    Command(Command),
+}
+
+/// A command line.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Command {
+    /// As it stands there, without a comment at its end.
+    pub text: String,
+    /// The lines that it prints.
+    pub printed: Vec<String>,
+    /// The messages that then arrive: the chat's number and the text.
+    pub told: Vec<(String, String)>,
+}
+
+/// Of a page: its `yaml`, `sh` and `console` blocks, whatever their indent.
+pub fn steps(page: &str) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for (language, lines) in blocks(page) {
+        match language {
+            "yaml" => steps.push(Step::Manifest(lines.join("\n") + "\n")),
+            "sh" => {
+                let mut lines = lines.into_iter().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+                while let Some(line) = lines.next() {
+                    steps.push(Step::Command(command(line, &mut lines)));
+                }
+            }
+            "console" => console(lines, &mut steps),
+            _ => {}
+        }
+    }
+    steps
+}
+
+/// Each fenced block: its language, and its lines without the fence's indent.
+fn blocks(page: &str) -> Vec<(&str, Vec<&str>)> {
+    let (mut blocks, mut open) = (Vec::new(), None::<(usize, &str, Vec<&str>)>);
+    for line in page.lines() {
+        let trimmed = line.trim_start();
+        match (trimmed.strip_prefix("```"), open.take()) {
+            (Some(language), None) => open = Some((line.len() - trimmed.len(), language.trim(), Vec::new())),
+            (Some(_), Some((_, language, lines))) => blocks.push((language, lines)),
+            (None, Some((indent, language, mut lines))) => {
+                lines.push(line.get(indent..).unwrap_or_default());
+                open = Some((indent, language, lines));
+            }
+            (None, None) => {}
+        }
+    }
+    assert!(open.is_none(), "a block is not closed");
+    blocks
+}
+
+/// `$ ` begins a command; what follows is what it prints, and what arrives stands four columns to the right.
+fn console<'a>(lines: Vec<&'a str>, steps: &mut Vec<Step>) {
+    let mut lines = lines.into_iter();
+    while let Some(line) = lines.next() {
+        if let Some(line) = line.strip_prefix("$ ") {
+            steps.push(Step::Command(command(line, &mut lines)));
+            continue;
+        }
+        let Some(Step::Command(last)) = steps.last_mut() else { panic!("{line}: no command prints this") };
+        if let Some(chat) = line.strip_prefix("    Telegram, chat ") {
+            last.told.push((chat.to_owned(), String::new()));
+        } else if let Some(text) = line.strip_prefix("    | ") {
+            let (_, message) = last.told.last_mut().unwrap_or_else(|| panic!("{line}: in which chat?"));
+            if !message.is_empty() {
+                message.push('\n');
+            }
+            message.push_str(text);
+        } else if !line.trim().is_empty() {
+            last.printed.push(line.to_owned());
+        }
+    }
+}
+
+/// The command that begins with this line.
+fn command<'a>(first: &'a str, rest: &mut impl Iterator<Item = &'a str>) -> Command {
+    let mut text = first.to_owned();
+    let end = loop {
+        match end(&text) {
+            Some(end) => break end,
+            None => {
+                text.push('\n');
+                text.push_str(rest.next().unwrap_or_else(|| panic!("{text}: where does it end?")));
+            }
+        }
+    };
+    text.truncate(end);
+    Command { text: text.trim_end().to_owned(), ..Command::default() }
+}
+
+/// Where a command line ends, before its comment; none if it goes on in the next line.
+fn end(text: &str) -> Option<usize> {
+    let (mut quote, mut escaped, mut before) = (None, false, ' ');
+    for (at, c) in text.char_indices() {
+        match (quote, c) {
+            _ if escaped => escaped = false,
+            (None | Some('"'), '\\') => escaped = true,
+            (None, '\'' | '"') => quote = Some(c),
+            (Some(open), _) if open == c => quote = None,
+            (None, '#') if before.is_whitespace() => return Some(at),
+            _ => {}
+        }
+        before = c;
+    }
+    let goes_on = ["\\", "|", "&&"].iter().any(|end| text.trim_end().ends_with(end));
+    (quote.is_none() && !goes_on).then_some(text.len())
+}
+
+#[test]
+fn the_steps_of_a_page() {
+    let page = "\
+words
+
+   ```sh
+   # nothing
+   make a   # it's a
+   make b |
+     cat
+   ```
+
+```yaml
+kind: A
+```
+
+```console
+$ kubectl x -p '{
+  \"a\": 1}'
+x patched
+
+    Telegram, chat 7
+    | one
+    | two
+    Telegram, chat 7
+    | three
+
+$ y \\
+    z
+```
+
+```text
+$ no command
+```
+";
+    let command = |text: &str| Command { text: text.into(), ..Command::default() };
+    let patch = Command {
+        printed: vec!["x patched".into()],
+        told: vec![("7".into(), "one\ntwo".into()), ("7".into(), "three".into())],
+        ..command("kubectl x -p '{\n  \"a\": 1}'")
+    };
+    let expected = [
+        Step::Command(command("make a")),
+        Step::Command(command("make b |\n  cat")),
+        Step::Manifest("kind: A\n".into()),
+        Step::Command(patch),
+        Step::Command(command("y \\\n    z")),
+    ];
+    assert_eq!(steps(page), expected);
+}

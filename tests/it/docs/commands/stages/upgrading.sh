@@ -1,0 +1,7 @@
+#! nothing is installed
+helm install quartermaster charts/quartermaster -n quartermaster-system --create-namespace
+#: make deploy IMG=YOUR.REGISTRY/quartermaster:TAG
+another-cluster
+#: helm upgrade quartermaster charts/quartermaster -n quartermaster-system --reset-then-reuse-values --set crds.install=false
+another-cluster
+helm install quartermaster charts/quartermaster -n quartermaster-system --create-namespace
