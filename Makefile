@@ -34,8 +34,7 @@ demo: prerequisites moto ## Show it all on a real control plane (HOLD=1: stay up
 
 test: prerequisites ## Format, lints, and every test, on a real control plane
 	@$(MAKE) --no-print-directory -j2 moto control-plane tools test-binaries
-	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	@$(MAKE) --no-print-directory lint
 	@rm -rf target/audit
 	cargo test --workspace -- --test-threads=6 # most of them wait for something most of the time
 
@@ -126,8 +125,11 @@ test-image: prerequisites ## Build the Dockerfile and run what it makes (as root
 fmt: ## Format the code
 	cargo fmt --all
 
-lint: prerequisites ## Lint the code; a warning is a failure
+lint: prerequisites ## Check format, code, workflows, and what this is built from; a warning is a failure
+	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	$$(bash hack/tools/build.sh actionlint)
+	$$(bash hack/tools/build.sh cargo-deny) --offline check bans licenses sources
 
 bench: prerequisites ## Measure, beside the floor of this machine
 	cargo bench

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::support::tool;
+use crate::support::tools::tool;
 
 mod pages;
 mod promtool;

@@ -9,7 +9,8 @@ use serde_json::json;
 
 use super::same::{assert_alerts_are_of_the_job_of, kustomized};
 use super::*;
-use crate::support::{SYSTEM, tool};
+use crate::support::SYSTEM;
+use crate::support::tools::tool;
 
 /// Where the chart is.
 pub const CHART: &str = "charts/quartermaster";

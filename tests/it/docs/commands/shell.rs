@@ -12,7 +12,8 @@ use testbed::wait::until;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-use crate::support::{Plane, SOON, tool};
+use crate::support::tools::tool;
+use crate::support::{Plane, SOON};
 
 /// `cargo run -- ARGUMENTS` is what was built, and whatever else is asked for is there.
 const CARGO: &str = "#!/bin/sh
