@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::support::tools::tool;
+use crate::support::tool;
 
 mod pages;
 mod promtool;
@@ -24,7 +24,8 @@ const RULES: &str = "charts/quartermaster/files/prometheus/rules.yaml";
 /// An alert.
 #[derive(Debug, Deserialize)]
 struct Alert {
-    alert: String,
+    #[serde(rename = "alert")]
+    name: String,
     expr: String,
     #[serde(default)]
     r#for: String,
@@ -44,7 +45,7 @@ fn alerts() -> Vec<Alert> {
     let groups = rules["groups"].as_array().unwrap();
     let rules = groups.iter().flat_map(|group| group["rules"].as_array().unwrap());
     let alerts: Vec<Alert> = rules.map(|rule| serde_json::from_value(rule.clone()).unwrap()).collect();
-    let names: BTreeSet<_> = alerts.iter().map(|alert| &alert.alert).collect();
+    let names: BTreeSet<_> = alerts.iter().map(|alert| &alert.name).collect();
     assert_eq!((names.len(), alerts.len()), (8, 8), "{names:?}");
     alerts
 }

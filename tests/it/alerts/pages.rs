@@ -6,7 +6,7 @@ use super::*;
 fn every_alert_says_what_it_means_and_has_its_page() {
     let table = text("docs/runbooks/README.md");
     let mut paged = BTreeSet::from(["README.md".to_owned()]);
-    for Alert { alert, r#for, labels, annotations, .. } in alerts() {
+    for Alert { name: alert, r#for, labels, annotations, .. } in alerts() {
         assert!(alert.starts_with("Quartermaster"), "{alert}");
         let severity = &labels["severity"];
         assert!(["critical", "warning"].contains(&severity.as_str()) && labels.len() == 1, "{alert}: {labels:?}");

@@ -48,7 +48,7 @@ async fn each_alert_fires_when_it_should_and_not_otherwise() {
     // Both are shown of each.
     let cases: Value = serde_saphyr::from_str(&text(file)).unwrap();
     let cases = cases["tests"].as_array().unwrap();
-    for Alert { alert, .. } in alerts() {
+    for Alert { name: alert, .. } in alerts() {
         let (mut fires, mut rests) = (false, false);
         for case in cases {
             let checks = case["alert_rule_test"].as_array().unwrap().iter().filter(|it| it["alertname"] == *alert);

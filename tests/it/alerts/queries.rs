@@ -145,7 +145,7 @@ fn faults(expression: &str) -> Vec<String> {
 
 #[test]
 fn every_alert_asks_for_what_is_served() {
-    for Alert { alert, expr, .. } in alerts() {
+    for Alert { name: alert, expr, .. } in alerts() {
         assert_eq!(faults(&expr), Vec::<String>::new(), "{alert}");
     }
 }

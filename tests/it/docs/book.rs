@@ -8,7 +8,7 @@ use std::process::Command;
 use testbed::process::Folder;
 
 use super::{pages_of_the_book, root};
-use crate::support::tools::tool;
+use crate::support::tool;
 
 /// The values of an attribute.
 fn values<'a>(html: &'a str, attribute: &str) -> Vec<&'a str> {

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::same::{assert_alerts_are_of_the_job_of, kustomized};
 use super::*;
 use crate::support::SYSTEM;
-use crate::support::tools::tool;
+use crate::support::tool;
 
 /// Where the chart is.
 pub const CHART: &str = "charts/quartermaster";

@@ -29,13 +29,15 @@ mod kills;
 mod look;
 mod operator;
 mod searched;
-pub mod tools;
+mod tools;
 
 #[allow(unused_imports)] // as above
 pub use kills::{Trap, at_each_write, killed_at, struck};
 #[allow(unused_imports)] // as above
 pub use look::{CHAT, READY, bot_api, changes, condition, taken, texts};
 pub use operator::{Operator, Settings};
+#[allow(unused_imports)] // as above
+pub use tools::tool;
 
 /// How long a state may take to come about: ten times what the product promises, on a slow machine.
 pub const SOON: Duration = Duration::from_secs(30);

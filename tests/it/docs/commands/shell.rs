@@ -12,7 +12,7 @@ use testbed::wait::until;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
-use crate::support::tools::tool;
+use crate::support::tool;
 use crate::support::{Plane, SOON};
 
 /// `cargo run -- ARGUMENTS` is what was built, and whatever else is asked for is there.
