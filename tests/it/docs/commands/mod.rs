@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use quartermaster::api::kind::Kind as Ours;
 use quartermaster::registry;
 use testbed::aws::Aws;
 use testbed::bot_api::{BotApi, Chat, Kind};
@@ -223,7 +224,7 @@ impl Walk {
               kubectl delete --all -n ${namespace#*/} --wait=false deploy,sts,svc,hpa,ingress,pods,cronjobs,configmaps,secrets
             done";
         let nobody = "kubectl get KINDS -A -o json | jq '.items[].metadata.finalizers = []' | kubectl replace -f -";
-        let kinds = registry::KINDS.iter().map(|kind| kind.crd_name()).collect::<Vec<_>>().join(",");
+        let kinds = registry::KINDS.iter().map(Ours::crd_name).collect::<Vec<_>>().join(",");
         let text = text.replace("RELEASE", if operator { "" } else { nobody }).replace("KINDS", &kinds);
         self.run(shell, page, &text).await;
     }

@@ -59,7 +59,7 @@ fn blocks(page: &str) -> Vec<(&str, Vec<&str>)> {
 }
 
 /// `$ ` begins a command; what follows is what it prints, and what arrives stands four columns to the right.
-fn console<'a>(lines: Vec<&'a str>, steps: &mut Vec<Step>) {
+fn console(lines: Vec<&str>, steps: &mut Vec<Step>) {
     let mut lines = lines.into_iter();
     while let Some(line) = lines.next() {
         if let Some(line) = line.strip_prefix("$ ") {
@@ -85,13 +85,11 @@ fn console<'a>(lines: Vec<&'a str>, steps: &mut Vec<Step>) {
 fn command<'a>(first: &'a str, rest: &mut impl Iterator<Item = &'a str>) -> Command {
     let mut text = first.to_owned();
     let end = loop {
-        match end(&text) {
-            Some(end) => break end,
-            None => {
-                text.push('\n');
-                text.push_str(rest.next().unwrap_or_else(|| panic!("{text}: where does it end?")));
-            }
+        if let Some(end) = end(&text) {
+            break end;
         }
+        text.push('\n');
+        text.push_str(rest.next().unwrap_or_else(|| panic!("{text}: where does it end?")));
     };
     text.truncate(end);
     Command { text: text.trim_end().to_owned(), ..Command::default() }
