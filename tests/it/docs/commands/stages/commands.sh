@@ -18,13 +18,12 @@ kubectl patch cp telegram-cp --type=merge -p '{"spec": {"suspend": true}}'
 kubectl wait --for=jsonpath='{.status.conditions[0].reason}'=Suspended cp/telegram-cp
 kubectl scale deployment nginx --replicas 2
 #: quartermaster uninstall --keep-children
-# Once more, for the other way.
-kubectl apply --server-side --force-conflicts -k config/local
-kubectl wait --for=condition=Established crd/configmapsyncs.apps.bixbite.io
 kubectl create configmap settings -n default --from-literal=colour=blue
 kubectl apply -n default -f example/example_configmapsync.yaml
 kubectl wait -n default --for=condition=Ready cmsync/configmapsync-sample
 #: quartermaster uninstall --without-operator --operator-namespace=quartermaster-system
+kubectl apply --server-side --force-conflicts -k config/local
+kubectl wait --for=condition=Established crd/configmapsyncs.apps.bixbite.io
 kubectl -n shop delete configmap settings
 kubectl apply -n default -f example/example_configmapsync.yaml
 kubectl wait -n default --for=condition=Ready cmsync/configmapsync-sample
