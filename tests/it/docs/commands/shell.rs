@@ -23,15 +23,20 @@ shift
 exec quartermaster \"$@\"
 ";
 
-/// Takes away what was installed, objects and all. The namespace takes long to go: it stays, as the account of its name that is
-/// not there.
+/// Takes away what was installed. The namespace and the CRDs stay, because they take long to go; the CRDs as a release of the chart
+/// would have left them.
 const ANOTHER_CLUSTER: &str = "#!/bin/sh
 set -eu
 helm list -A -o json | jq -r '.[] | .name + \" -n \" + .namespace' | while read -r release; do
   helm uninstall $release </dev/null
 done
-kubectl kustomize config/default | sed 's/^kind: Namespace$/kind: ServiceAccount/' >all.yaml
+kubectl kustomize config/default |
+  awk 'BEGIN { RS = \"---\\n\"; ORS = RS } !/kind: (Namespace|CustomResourceDefinition)\\n/' >all.yaml
 kubectl delete --ignore-not-found -f all.yaml
+for crd in $(kubectl get crd -o name); do
+  kubectl label --overwrite $crd app.kubernetes.io/managed-by=Helm
+  kubectl annotate --overwrite $crd meta.helm.sh/release-name=quartermaster meta.helm.sh/release-namespace=quartermaster-system
+done
 ";
 
 /// What is in the checkout of somebody who has built nothing.

@@ -1,6 +1,7 @@
 #! nothing is installed
 #= NAMESPACE default
 #= NAME telegram-cp
+kubectl delete crd --all
 old=habr-k8s-resource-tracker-system
 kubectl apply -f tests/it/crds/original.yaml
 kubectl wait --for=condition=Established crd/contactpoints.tg.azamaton.ru crd/trackedfields.tg.azamaton.ru
