@@ -1,0 +1,8 @@
+#= NAMESPACE default
+#= NAME web
+kubectl apply -f - <<YAML
+apiVersion: tg.azamaton.ru/v1
+kind: ContactPoint
+metadata: {name: web}
+spec: {type: Webhook, webhookSpec: {url: "http://169.254.169.254/"}}
+YAML

@@ -1,0 +1,8 @@
+#= NAMESPACE default
+#= NAME web
+kubectl apply -f - <<YAML
+apiVersion: tg.azamaton.ru/v1
+kind: TrackedField
+metadata: {name: web}
+spec: {target: {kind: Deployment, namespace: default, name: web}, field: image, contactPoint: web}
+YAML
