@@ -58,6 +58,9 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("create delete get list patch watch", "deployments.apps"),
     ("get list watch",       "statefulsets.apps"),
     ("create delete get list patch watch", "services."),
+    // Who reads the metrics, and whether that one may.
+    ("create",               "tokenreviews.authentication.k8s.io"),
+    ("create",               "subjectaccessreviews.authorization.k8s.io"),
     // What Kubernetes gives everybody who is known to it: to ask about oneself.
     ("create",               "selfsubjectreviews.authentication.k8s.io"),
     ("create",               "selfsubjectaccessreviews.authorization.k8s.io"),
