@@ -11,7 +11,7 @@ use kube::Client;
 use kube::client::Body;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, HandshakeKind, RootCertStore};
 use serde_json::{Value, json};
 use testbed::process::Folder;
 use testbed::tls::Authority;
@@ -32,7 +32,8 @@ const SOON: Duration = Duration::from_secs(30);
 /// The server, in front of an apiserver that knows the token `good` alone, and lets it in.
 struct Site {
     address: SocketAddr,
-    authority: Authority,
+    /// Of a client that would take a session up again.
+    client: ClientConfig,
     server: AbortHandle,
 }
 
@@ -69,7 +70,12 @@ impl Site {
         let routes = Router::new().route("/metrics", get(|| ready("all of them")));
         let timings = Timings { metrics_patience: patience, metrics_connection: life, ..Timings::default() };
         let server = tokio::spawn(serve(listener, routes, certificate, callers, timings)).abort_handle();
-        Self { address, authority, server }
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(authority.ca_pem().as_bytes()).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let client = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let client = client.with_root_certificates(roots).with_no_client_auth();
+        Self { address, client, server }
     }
 
     async fn silent(&self) -> TcpStream {
@@ -77,15 +83,13 @@ impl Site {
     }
 
     async fn tls(&self, protocol: &str) -> TlsStream<TcpStream> {
-        let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(self.authority.ca_pem().as_bytes()).unwrap()).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        let mut config = self.client.clone();
         config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
         let name = ServerName::try_from("localhost").unwrap();
         let stream = TlsConnector::from(Arc::new(config)).connect(name, self.silent().await).await.unwrap();
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(protocol.as_bytes()));
+        // Only so is each shown the certificate that is there now.
+        assert_eq!(stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full));
         stream
     }
 
