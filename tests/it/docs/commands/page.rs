@@ -25,6 +25,8 @@ pub fn steps(page: &str) -> Vec<Step> {
     let mut steps = Vec::new();
     for (language, lines) in blocks(page) {
         match language {
+            // No object, and built by `install::same`.
+            "yaml" if lines.contains(&"kind: Kustomization") => {}
             "yaml" => steps.push(Step::Manifest(lines.join("\n") + "\n")),
             "sh" => {
                 let mut lines = lines.into_iter().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
