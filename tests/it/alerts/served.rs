@@ -111,11 +111,12 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
     let operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
     bed.webhook("hook", "http://127.0.0.1:9/").await;
     bed.track("web", "StatefulSet", "web", "replicas", "hook").await;
-    bed.track("leases", "Deployment", "web", "replicas", "hook").await;
-    let target = json!({ "spec": { "target": { "kind": "Lease", "apiVersion": "coordination.k8s.io/v1", "resource": "leases" } } });
-    bed.patch::<TrackedField>("leases", target).await;
+    bed.track("jobs", "Deployment", "web", "replicas", "hook").await;
+    let target =
+        json!({ "spec": { "target": { "kind": "CronJob", "apiVersion": "batch/v1", "resource": "cronjobs" } } });
+    bed.patch::<TrackedField>("jobs", target).await;
     let (standing, failing) = (watches("statefulsets.apps", "standing"), watches("statefulsets.apps", "failing"));
-    let refused = watches("leases.coordination.k8s.io", "refused");
+    let refused = watches("cronjobs.batch", "refused");
     // Nobody is woken for what the operator may not read: the TrackedField says so.
     says(&operator, &[(&standing, Some(1.0)), (&failing, Some(0.0)), (&refused, Some(1.0))]).await;
     let metrics = operator.metrics().await;
