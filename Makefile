@@ -129,7 +129,7 @@ lint: prerequisites ## Check format, code, workflows, and what this is built fro
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	$$(bash hack/tools/build.sh actionlint)
-	$$(bash hack/tools/build.sh cargo-deny) --offline check bans licenses sources
+	$$(bash hack/tools/build.sh cargo-deny) check bans licenses sources
 
 bench: prerequisites ## Measure, beside the floor of this machine
 	cargo bench
