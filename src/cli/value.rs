@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr as _;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use jiff::SignedDuration;
 use reqwest::Url;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// Where a server listens: the addresses to try, the first that can be bound is taken.
 pub type Listen = Vec<SocketAddr>;
@@ -86,15 +86,17 @@ pub(super) fn cluster_name(text: &str) -> Result<String, String> {
 
 /// A level, or directives such as `info,quartermaster::notify=debug`.
 pub(super) fn log_level(text: &str) -> Result<String, String> {
-    // EnvFilter takes a misspelt level for the name of a crate, and then logs nothing at all.
-    let known = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
-    if text.trim().is_empty() || !text.split(',').all(|part| known(part.trim())) {
+    let directives = text.split(',').map(str::trim).collect::<Vec<_>>();
+    // A misspelt level would pass for the name of a crate, and then nothing at all is logged.
+    let known = |part: &str| part.contains('=') || (!part.is_empty() && part.parse::<LevelFilter>().is_ok());
+    if !directives.iter().all(|part| known(part)) {
         return Err("write error, warn, info, debug or trace, or directives such as \
             info,quartermaster::notify=debug"
             .into());
     }
-    EnvFilter::builder().parse(text).map_err(|error| format!("{error}; write such as info,quartermaster=debug"))?;
-    Ok(text.to_owned())
+    let directives = directives.join(",");
+    Targets::from_str(&directives).map_err(|error| format!("{error}; write such as info,quartermaster=debug"))?;
+    Ok(directives)
 }
 
 /// The base of the Bot API, without the slash at its end. The words never repeat the value: somebody may have put a

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Span, Subscriber};
-use tracing_subscriber::filter::{EnvFilter, FilterExt as _, ParseError, Targets};
+use tracing_subscriber::filter::{FilterExt as _, ParseError, Targets};
 use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -89,7 +89,7 @@ where
     } else {
         layer.with_target(false).compact().boxed()
     };
-    let layer = layer.with_filter(EnvFilter::builder().parse(level)?.and(caps())).boxed();
+    let layer = layer.with_filter(level.parse::<Targets>()?.and(caps())).boxed();
     Ok(Registry::default().with([layer].into_iter().chain(traces).collect::<Vec<_>>()))
 }
 
