@@ -41,7 +41,7 @@ pub trait Stands {
 }
 
 /// By its condition: the generations that the object has and that the condition speaks of, its status and its reason.
-fn by_condition<'a>(generation: Option<i64>, condition: Option<(Option<i64>, &str, &'a str)>) -> Stand<'a> {
+pub fn by_condition<'a>(generation: Option<i64>, condition: Option<(Option<i64>, &str, &'a str)>) -> Stand<'a> {
     match condition {
         Some((observed, _, _)) if generation > observed => (Ready::Unknown, UNSEEN),
         Some((_, "True", reason)) => (Ready::True, reason),
@@ -49,6 +49,20 @@ fn by_condition<'a>(generation: Option<i64>, condition: Option<(Option<i64>, &st
         Some((_, _, reason)) => (Ready::Unknown, reason),
         None => (Ready::Unknown, UNSEEN),
     }
+}
+
+/// By whether it waits, and whether anything is recorded of it.
+pub fn by_waiting<'a>(waiting: Option<(&'a str, &str)>, recorded: bool) -> Stand<'a> {
+    match waiting {
+        Some((reason, _)) => (Ready::False, reason),
+        None if recorded => (Ready::True, READY),
+        None => (Ready::Unknown, UNSEEN),
+    }
+}
+
+/// Why a `TrackedField` waits, in a word and in words. Its status has no room for conditions: an annotation says it.
+pub fn waiting(object: &impl ResourceExt) -> Option<(&str, &str)> {
+    object.annotations().get(WAITING).map(|text| text.split_once(": ").unwrap_or((text, "")))
 }
 
 fn ready(conditions: &Conditions, observed: Option<i64>) -> Option<(Option<i64>, &str, &str)> {
@@ -96,14 +110,9 @@ impl Stands for AppService {
     }
 }
 
-/// Its status has no room for conditions: the annotation says why it waits.
 impl Stands for TrackedField {
     fn stand(&self) -> Stand<'_> {
-        match (self.annotations().get(WAITING), &self.status) {
-            (Some(words), _) => (Ready::False, words.split(':').next().unwrap_or_default()),
-            (None, None) => (Ready::Unknown, UNSEEN),
-            (None, Some(_)) => (Ready::True, READY),
-        }
+        by_waiting(waiting(self), self.status.as_ref().is_some_and(|history| !history.is_empty()))
     }
 }
 
@@ -162,6 +171,7 @@ mod tests {
     #[rstest]
     #[case::new(json!({}), Ready::Unknown, UNSEEN)]
     #[case::waits(json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: a: b" } }, "status": [] }), Ready::False, "TargetNotFound")]
+    #[case::nothing_recorded(json!({ "status": [] }), Ready::Unknown, UNSEEN)]
     #[case::well(json!({ "status": [{ "action": "Created", "value": "1" }] }), Ready::True, "Ready")]
     fn an_annotation_says_it(#[case] more: Value, #[case] ready: Ready, #[case] reason: &str) {
         assert_eq!(stand::<TrackedField>(&more), (ready, reason.to_owned()));

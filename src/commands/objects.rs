@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::is;
 use super::paper::Ink;
-use crate::api::common::WAITING;
 use crate::api::kind::Kind;
+use crate::api::standing::{self, Ready};
 use crate::api::tracked_field::{Delivery, Entry, History};
 use crate::controllers::tracked_field;
 use crate::registry;
@@ -47,6 +47,16 @@ impl State {
             Self::Ready => Ink::Green,
             Self::NotReady => Ink::Red,
             _ => Ink::Yellow,
+        }
+    }
+}
+
+impl From<Ready> for State {
+    fn from(ready: Ready) -> Self {
+        match ready {
+            Ready::True => Self::Ready,
+            Ready::False => Self::NotReady,
+            Ready::Unknown => Self::Unseen,
         }
     }
 }
@@ -149,27 +159,31 @@ impl Object {
         let status = &object.data["status"];
         let history =
             if status.is_null() { Ok(History::new()) } else { serde_json::from_value::<History>(status.clone()) };
-        let waiting = object.annotations().get(WAITING).map(|text| text.split_once(": ").unwrap_or((text, "")));
         let changes = |is: fn(&Entry) -> bool, history: &History| {
             history.iter().filter(|entry| is(entry)).map(Entry::changes).sum()
         };
-        if let Ok(history) = &history {
-            self.pending = changes(Entry::is_pending, history);
-            self.failed = changes(|entry| entry.delivery == Some(Delivery::Failed), history);
-            self.oldest_undelivered = history.iter().find(|entry| entry.is_pending()).map(|entry| Undelivered {
-                time: entry.time.as_ref().map(|time| time.0),
-                action: entry.action.as_str(),
-                value: entry.value.clone(),
-            });
-        }
-        let oldest = self.oldest_undelivered.as_ref();
-        (self.state, self.reason, self.message) = match (waiting, &history) {
-            (Some((reason, words)), _) => (State::NotReady, reason.into(), words.into()),
-            (None, Err(error)) => (State::NotReady, "HistoryUnreadable".into(), error.to_string()),
-            (None, Ok(history)) if history.is_empty() => (State::Unseen, String::new(), String::new()),
-            (None, Ok(_)) if oldest.is_some() => (State::Delivering, String::new(), String::new()),
-            (None, Ok(_)) => (State::Ready, String::new(), String::new()),
+        let history = match history {
+            Ok(history) => history,
+            Err(error) => {
+                (self.state, self.reason, self.message) =
+                    (State::NotReady, "HistoryUnreadable".into(), error.to_string());
+                return;
+            }
         };
+        self.pending = changes(Entry::is_pending, &history);
+        self.failed = changes(|entry| entry.delivery == Some(Delivery::Failed), &history);
+        self.oldest_undelivered = history.iter().find(|entry| entry.is_pending()).map(|entry| Undelivered {
+            time: entry.time.as_ref().map(|time| time.0),
+            action: entry.action.as_str(),
+            value: entry.value.clone(),
+        });
+        let oldest = self.oldest_undelivered.as_ref();
+        let waiting = standing::waiting(object);
+        let (ready, _) = standing::by_waiting(waiting, !history.is_empty());
+        self.state = if ready == Ready::True && oldest.is_some() { State::Delivering } else { ready.into() };
+        if let Some((reason, words)) = waiting {
+            (self.reason, self.message) = (reason.into(), words.into());
+        }
         self.since = oldest.and_then(|oldest| oldest.time);
     }
 
@@ -184,17 +198,14 @@ impl Object {
             return;
         };
         self.since = Some(condition.last_transition_time.0);
-        let old = object.metadata.generation > status["observedGeneration"].as_i64().or(condition.observed_generation);
-        if condition.status == "True" && !old {
-            self.state = State::Ready;
-            return;
-        }
-        self.reason = condition.reason;
-        self.message = condition.message;
-        if old {
-            self.message = format!("of an older spec: {}", self.message);
-        } else {
-            self.state = State::NotReady;
+        let observed = status["observedGeneration"].as_i64().or(condition.observed_generation);
+        let said = Some((observed, &*condition.status, &*condition.reason));
+        let (ready, _) = standing::by_condition(object.metadata.generation, said);
+        self.state = ready.into();
+        if ready != Ready::True {
+            self.reason = condition.reason;
+            let of = if ready == Ready::Unknown { "of an older spec: " } else { "" };
+            self.message = format!("{of}{}", condition.message);
         }
     }
 
@@ -268,6 +279,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::api::common::WAITING;
 
     fn object(controller: &str, more: &Value) -> Object {
         let mut object = json!({ "metadata": { "namespace": "shop", "name": "web", "generation": 2 }, "spec": {} });

@@ -28,6 +28,13 @@ impl TryFrom<&[Entry]> for StoredHistory {
     }
 }
 
+impl StoredHistory {
+    /// Whether nothing is recorded.
+    pub fn is_empty(&self) -> bool {
+        &*self.0 == "[]"
+    }
+}
+
 impl Serialize for StoredHistory {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serde_json::from_str::<History>(&self.0).map_err(S::Error::custom)?.serialize(serializer)
