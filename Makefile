@@ -9,6 +9,10 @@ SHELL := /bin/bash
 # stands, it is a placeholder, and what config/ and deploy/ name.
 PLACEHOLDER := quartermaster:latest
 IMG ?= $(PLACEHOLDER)
+# An empty one is none.
+ifeq ($(strip $(IMG)),)
+override IMG := $(PLACEHOLDER)
+endif
 # What builds images: docker, or podman (which wants IMG=localhost/quartermaster:dev for one that is only loaded).
 CONTAINER_TOOL ?= docker
 PLATFORMS ?= linux/arm64,linux/amd64
