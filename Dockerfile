@@ -29,6 +29,7 @@ RUN mkdir -p src testbed/src benches/figures; \
     cargo build --release --locked --package quartermaster
 
 COPY src src
+COPY deploy/crd.yaml deploy/
 # cargo goes by times, and those of the checkout are older than what was just built.
 RUN touch src/lib.rs src/main.rs; \
     cargo build --release --locked --package quartermaster; \

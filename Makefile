@@ -68,7 +68,7 @@ run: prerequisites ## Run the operator against the current kubeconfig
 	cargo run --release -- run
 
 manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, deploy/, example/ and docs/reference/
-	cargo run -- manifests
+	cargo run --example manifests
 
 install: ## Install the CRDs into the current cluster
 	$(KUBECTL) apply -f config/crd/bases

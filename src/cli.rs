@@ -72,13 +72,6 @@ pub enum Command {
     },
     /// Print the CustomResourceDefinitions, such as: quartermaster crds | kubectl apply -f -
     Crds,
-    /// Write what is generated (CRDs, rights, deploy/, example/, docs/reference/) into the source tree
-    #[command(hide = true)]
-    Manifests {
-        /// The tree's root
-        #[arg(default_value = ".")]
-        directory: std::path::PathBuf,
-    },
     /// Print the version
     Version,
 }

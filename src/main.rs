@@ -8,11 +8,14 @@ use clap::{CommandFactory as _, Parser as _};
 use quartermaster::cli::{Cli, Command, Config, VERSION};
 use quartermaster::runtime::tasks::Tasks;
 use quartermaster::runtime::{BLOCKING_THREADS, client, health, manager, metrics, telemetry};
-use quartermaster::{commands, manifests, registry};
+use quartermaster::{commands, registry};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
+
+/// The CRDs, after a line on where they come from.
+const CRDS: &str = include_str!("../deploy/crd.yaml");
 
 fn main() -> ExitCode {
     match execute(Cli::parse().command) {
@@ -72,11 +75,8 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Crds => {
-            out.write_all(manifests::crds_yaml()?.as_bytes())?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Command::Manifests { directory } => {
-            manifests::write(&directory)?;
+            let crds = CRDS.split_once('\n').map_or(CRDS, |(_, crds)| crds);
+            out.write_all(crds.as_bytes())?;
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -1,10 +1,9 @@
-//! What a kind is to the program: its CRD, and what its controller may do.
+//! What a kind is to the program: where the API has it, and what its controller may do.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use kube::core::ApiResource;
 
-use super::schema::{self, SchemaMark};
+use super::schema::SchemaMark;
 
 /// What the operator may do: these verbs on these resources of one API group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +31,6 @@ pub struct Kind {
     pub schemas: &'static [&'static str],
     /// The finalizer that guards what its objects have outside of their own namespace, if they have anything there.
     pub finalizer: Option<&'static str>,
-    crd: fn() -> CustomResourceDefinition,
     resource: fn() -> ApiResource,
 }
 
@@ -43,18 +41,13 @@ impl Kind {
         schemas: &'static [&'static str],
         rights: &'static [Right],
     ) -> Self {
-        Self { controller, rights, schemas, finalizer: None, crd: K::crd, resource: K::api_resource }
+        Self { controller, rights, schemas, finalizer: None, resource: K::api_resource }
     }
 
     /// The same, with this finalizer.
     #[must_use]
     pub const fn guarded(self, finalizer: &'static str) -> Self {
         Self { finalizer: Some(finalizer), ..self }
-    }
-
-    /// Its CRD, as it is installed.
-    pub fn crd(&self) -> CustomResourceDefinition {
-        schema::finish((self.crd)(), self.schemas.len())
     }
 
     /// Its group, version, kind and plural.
@@ -64,7 +57,8 @@ impl Kind {
 
     /// The mark of its CRD's schema.
     pub fn schema(&self) -> SchemaMark {
-        SchemaMark::of(&self.crd(), self.schemas.len())
+        let digest = self.schemas.last().copied().unwrap_or_default();
+        SchemaMark { number: self.schemas.len(), digest: digest.into() }
     }
 
     /// The name of its CRD, `PLURAL.GROUP`.

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Error, generated, policies, rbac, yaml};
 use crate::api::kind::{Kind, Right};
-use crate::registry::KINDS;
+use crate::registry::{self, KINDS};
 
 /// What lies in no namespace, of all that controllers have rights to.
 const CLUSTER_SCOPED: [&str; 2] = ["namespaces", "nodes"];
@@ -42,8 +42,8 @@ pub fn files(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(Stri
     let controllers = KINDS.iter().map(|kind| (kind.controller, of(kind))).collect();
     let rights = Rights { controllers, crds: KINDS.iter().map(Kind::crd_name).collect() };
     let mut files = vec![("rights.yaml".to_owned(), generated(&yaml(&rights)?))];
-    for kind in KINDS {
-        files.push((format!("crd/{}.yaml", kind.controller), generated(&yaml(&kind.crd())?)));
+    for (kind, crd) in KINDS.iter().zip(registry::crds()) {
+        files.push((format!("crd/{}.yaml", kind.controller), generated(&yaml(&crd)?)));
     }
     let (source, name) = ALERTS;
     let alerts: Value = serde_saphyr::from_str(&read(Path::new(source))?)

@@ -82,10 +82,10 @@ pub fn tree(root: &Path) -> Result<Vec<(String, String)>, Error> {
 pub fn files() -> Result<Vec<(String, String)>, Error> {
     let mut files = Vec::new();
     let mut bases = Vec::new();
-    for kind in registry::KINDS {
+    for (kind, crd) in registry::KINDS.iter().zip(registry::crds()) {
         let resource = kind.resource();
         let name = format!("bases/{}_{}.yaml", resource.group, resource.plural);
-        files.push((format!("crd/{name}"), generated(&yaml(&kind.crd())?)));
+        files.push((format!("crd/{name}"), generated(&yaml(&crd)?)));
         bases.push(name);
     }
     files.push(("crd/kustomization.yaml".into(), generated(&kustomization(&bases, &[])?)));

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::policies;
 use crate::api::kind::{Kind, Right};
-use crate::registry::{AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEADER_RIGHTS, METRICS_RIGHTS, TARGET_RIGHTS};
+use crate::registry::{self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEADER_RIGHTS, METRICS_RIGHTS, TARGET_RIGHTS};
 
 pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";
 pub(super) const NAMESPACE: &str = "system";
@@ -124,7 +124,8 @@ fn people(kind: &Kind, who: &str, verbs: &[&str]) -> ClusterRole {
     let of = |subresource: &str| format!("{}/{subresource}", resource.plural);
     let mut rules =
         vec![rule(&resource.group, &[&resource.plural], verbs), rule(&resource.group, &[&of("status")], &["get"])];
-    let versions = kind.crd().spec.versions;
+    let crd = registry::crds().into_iter().find(|crd| crd.metadata.name == Some(kind.crd_name()));
+    let versions = crd.map(|crd| crd.spec.versions).unwrap_or_default();
     if versions.iter().filter_map(|version| version.subresources.as_ref()).any(|it| it.scale.is_some()) {
         let verbs: &[&str] = if who == "viewer" { &["get"] } else { &["get", "patch", "update"] };
         rules.push(rule(&resource.group, &[&of("scale")], verbs));

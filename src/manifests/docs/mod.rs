@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Error;
-use crate::registry::KINDS;
+use crate::registry::{self, KINDS};
 
 mod fields;
 mod flags;
@@ -15,9 +15,9 @@ pub use fields::KUBERNETES;
 pub fn files(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(String, String)>, Error> {
     let mut pages = vec![("flags".to_owned(), flags::page())];
     let mut told = Vec::new();
-    for kind in KINDS {
+    for (kind, crd) in KINDS.iter().zip(registry::crds()) {
         let page = page_of(&kind.resource().kind);
-        pages.push((kind.controller.to_owned(), fields::page(&kind.crd(), &page)));
+        pages.push((kind.controller.to_owned(), fields::page(&crd, &page)));
         told.push((kind.resource().kind, read(&Path::new("docs").join(&page))?, page));
     }
     pages.push(("reasons".to_owned(), reasons::page(&told)));

@@ -1,8 +1,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use kube::CustomResourceExt as _;
 use rstest::rstest;
 
 use super::*;
+use crate::api::ContactPoint;
 
 fn parts(url: &str) -> Parts {
     Parts { url: url.into(), ..Parts::default() }
@@ -62,7 +64,7 @@ fn reserved_headers_are_the_same_everywhere(#[case] name: &str, #[case] reserved
     let of_token = Hook::new(Parts { token: Some((name.into(), "x".into())), ..parts("http://x/") });
     let of_headers = Hook::new(Parts { headers: [(name.into(), "x".into())].into(), ..parts("http://x/") });
     assert_eq!((of_token.is_err(), of_headers.is_err()), (reserved, reserved));
-    let crd = crate::controllers::contact_point::KIND.crd();
+    let crd = ContactPoint::crd();
     let schema = serde_json::to_value(&crd.spec.versions[0].schema).unwrap();
     for field in ["headerName", "headers"] {
         let path = "/openAPIV3Schema/properties/spec/properties/webhookSpec/properties";
