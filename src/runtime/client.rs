@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures::future::BoxFuture;
 use http::header::USER_AGENT;
-use http::{HeaderValue, Method, Request, Response};
+use http::{HeaderValue, Method, Request, Response, Uri};
 use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -99,7 +99,8 @@ fn names_a_proxy(kubeconfig: &Kubeconfig) -> bool {
 /// When `config` cannot be used: bad certificates, an unsupported proxy.
 pub fn main(mut config: Config, fence: Fence, metrics: Metrics, timings: &Timings) -> kube::Result<Client> {
     config.read_timeout = Some(timings.watch_timeout + WATCH_MARGIN);
-    build(config, Gate { fence: Some(fence), metrics, timeout: timings.api_timeout, host: String::new() })
+    let server = Server::of(&config.cluster_url);
+    build(config, &Gate { fence: Some(fence), metrics, timeout: timings.api_timeout, server })
 }
 
 /// The client for the lease itself, and for asking who may read the metrics, which a replica that stands by shows too: 5 s
@@ -111,17 +112,17 @@ pub fn unfenced(mut config: Config, metrics: Metrics) -> kube::Result<Client> {
     config.connect_timeout = Some(UNFENCED_TIMEOUT);
     config.read_timeout = Some(UNFENCED_TIMEOUT);
     config.write_timeout = Some(UNFENCED_TIMEOUT);
-    build(config, Gate { fence: None, metrics, timeout: UNFENCED_TIMEOUT, host: String::new() })
+    let server = Server::of(&config.cluster_url);
+    build(config, &Gate { fence: None, metrics, timeout: UNFENCED_TIMEOUT, server })
 }
 
-fn build(mut config: Config, mut gate: Gate) -> kube::Result<Client> {
+fn build(mut config: Config, gate: &Gate) -> kube::Result<Client> {
     config.default_retry = false;
     // Or else a pooled connection's idle time counts as time that the server took to answer.
     config.reset_reader_on_write = true;
     config.headers.retain(|(name, _)| name != USER_AGENT);
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("quartermaster/", env!("CARGO_PKG_VERSION")))));
-    gate.host = config.cluster_url.authority().map(ToString::to_string).unwrap_or_default();
-    Ok(ClientBuilder::try_from(config)?.with_layer(&gate).build())
+    Ok(ClientBuilder::try_from(config)?.with_layer(gate).build())
 }
 
 /// True if lists can be streamed through a watch, which spares memory on both sides: Kubernetes 1.34 and newer
@@ -147,7 +148,33 @@ struct Gate {
     fence: Option<Fence>,
     metrics: Metrics,
     timeout: Duration,
-    host: String,
+    server: Server,
+}
+
+/// An apiserver, as metrics and traces name it: its URL may also hold a password.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Server {
+    /// Its URL without a path and without who asks.
+    pub url: String,
+    /// Its name or IP address.
+    pub address: String,
+    /// Its port.
+    pub port: u16,
+}
+
+impl Server {
+    fn of(url: &Uri) -> Self {
+        let scheme = url.scheme_str().unwrap_or("https");
+        let host = url.host().unwrap_or_default();
+        let port = url.port_u16().unwrap_or(if scheme == "http" { 80 } else { 443 });
+        let address = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Self { url: format!("{scheme}://{host}:{port}"), address, port }
+    }
+
+    /// `HOST:PORT`.
+    fn host(&self) -> &str {
+        self.url.split_once("://").map_or("", |(_, host)| host)
+    }
 }
 
 impl<S> Layer<S> for Gate {
@@ -186,7 +213,7 @@ where
         if fence.as_ref().is_some_and(|fence| !fence.held()) {
             return Box::pin(async { Err(Refused::NotLeading.into()) });
         }
-        let span = traces::request(&method, &path, &gate.host);
+        let span = traces::request(&method, &path, &gate.server);
         let asked = span.clone();
         let answer = self.inner.call(request);
         let answered = async move {
@@ -202,7 +229,7 @@ where
                 Err(_) => Err(Refused::Timeout(gate.timeout).into()),
             };
             let code = result.as_ref().ok().map(|response| response.status().as_u16());
-            gate.metrics.api_request(&gate.host, method.as_str(), code);
+            gate.metrics.api_request(gate.server.host(), method.as_str(), code);
             traces::answered(&asked, code);
             let error = result.as_ref().err().map(|error| causes(error.as_ref()));
             debug!(%method, path, code, error, took = ?started.elapsed(), "asked the apiserver");
@@ -234,7 +261,7 @@ mod tests {
             fence: Some(fence.clone()),
             metrics: metrics.clone(),
             timeout: Duration::from_secs(30),
-            host: "api:443".into(),
+            server: Server::of(&"https://api".parse().unwrap()),
         }
     }
 
@@ -349,6 +376,16 @@ mod tests {
         server.abort();
         let expected = format!("quartermaster/{VERSION}");
         assert_eq!(*seen.lock().unwrap(), [expected.clone(), expected]);
+    }
+
+    #[rstest]
+    #[case("https://10.96.0.1:443", "https://10.96.0.1:443", "10.96.0.1", 443)]
+    #[case("https://jane:hunter2@api.example/k8s", "https://api.example:443", "api.example", 443)]
+    #[case("http://[::1]:8001", "http://[::1]:8001", "::1", 8001)]
+    fn who_asks_is_no_part_of_where(#[case] given: &str, #[case] url: &str, #[case] address: &str, #[case] port: u16) {
+        let server = Server::of(&given.parse().unwrap());
+        assert_eq!(server, Server { url: url.into(), address: address.into(), port });
+        assert!(url.ends_with(server.host()));
     }
 
     #[rstest]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use http::StatusCode;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::ConfigMap;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Attribute;
@@ -12,8 +13,9 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode as Standing;
 use prost::Message as _;
 use quartermaster::api::ConfigMapSync;
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::aws::Aws;
+use testbed::bot_api::Fault;
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
@@ -92,7 +94,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
     // What is sent stands beneath a pass that offered it, with its requests.
     let is_beneath = |span: &Span, pass: &Span| span.parent_span_id == pass.span_id && span.trace_id == pass.trace_id;
     let sent = collector.span("the message", |span| span.name == "send" && !span.parent_span_id.is_empty()).await;
-    assert!(is(&sent, "messaging.batch.message_count", "1") && is(&sent, "name", "chat"), "{sent:?}");
+    assert!(is(&sent, "quartermaster.messages", "1") && is(&sent, "name", "chat"), "{sent:?}");
     let pass = collector.span("the pass", |pass| is_beneath(&sent, pass)).await;
     assert!(pass_of("trackedfield", "replicas")(&pass) && is(&pass, "namespace", &bed.namespace), "{pass:?}");
     assert!(pass.parent_span_id.is_empty());
@@ -102,6 +104,9 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
     let method = attributes(&written.attributes).remove("http.request.method").unwrap();
     assert_eq!(written.name, format!("{method} {template}"));
     assert!(is(&written, "http.response.status_code", "200"), "{written:?}");
+    let asked = attributes(&written.attributes);
+    let at = format!("https://{}:{}/apis/tg.azamaton.ru/", asked["server.address"], asked["server.port"]);
+    assert!(asked["url.full"].starts_with(&at), "{asked:?}");
     let writer = collector.span("whose it is", |pass| is_beneath(&written, pass)).await;
     assert!(pass_of("trackedfield", "replicas")(&writer), "{writer:?}");
 
@@ -116,6 +121,14 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
     assert_eq!(failed.status.as_ref().unwrap().code(), Standing::Error);
     assert!(failed.events.iter().any(|event| event.name.starts_with("the pass failed")), "{failed:?}");
 
+    // A connection that breaks: the words of such an error have the URL, in which the token is.
+    telegram.fault_next(1, Fault::Instead(Reply::reset()));
+    bed.patch::<Deployment>("web", json!({ "spec": { "replicas": 2 } })).await;
+    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    let unsent =
+        |span: &Span| span.name == "send" && span.status.as_ref().is_some_and(|it| it.code() == Standing::Error);
+    collector.span("what was not sent", unsent).await;
+
     // Who speaks; and no word of a secret.
     let resource = attributes(&collector.taken().remove(0).resource_spans[0].resource.as_ref().unwrap().attributes);
     assert_eq!(resource["service.name"], "quartermaster");
@@ -126,30 +139,38 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
     }
 }
 
+/// One that copies the ConfigMap `settings`.
+fn sync(bed: &Bed, to: &str) -> Value {
+    let (source, name) = (&bed.namespace, "settings");
+    json!({ "spec": { "sourceNamespace": source, "destinationNamespace": source, "configMapName": name, "destinationName": to } })
+}
+
+fn is_ready(sync: &ConfigMapSync) -> bool {
+    sync.status.as_ref().is_some_and(|it| it.conditions.iter().any(|it| it.status == "True"))
+}
+
 #[tokio::test]
 async fn without_a_collector_all_goes_on() {
     let bed = Bed::shared("uncollected").await;
     let collector = Collector::start();
     collector.0.refuse().await.unwrap();
     let mut operator = Operator::start(&bed, collector.settings()).await;
+    let says = async |words: &str| {
+        until(words, SOON, async || Ok(operator.logs().contains(words).then_some(()))).await.unwrap();
+    };
     bed.create::<ConfigMap>("settings", json!({ "data": { "a": "b" } })).await;
-    let spec = |to: &str| {
-        let (source, name) = (&bed.namespace, "settings");
-        json!({ "spec": { "sourceNamespace": source, "destinationNamespace": source, "configMapName": name, "destinationName": to } })
-    };
-    let ready = |sync: &ConfigMapSync| {
-        sync.status.as_ref().is_some_and(|it| it.conditions.iter().any(|it| it.status == "True"))
-    };
-    bed.create::<ConfigMapSync>("first", spec("first")).await;
-    bed.until("first", "Ready", ready).await;
+    bed.create::<ConfigMapSync>("first", sync(&bed, "first")).await;
+    bed.until("first", "Ready", is_ready).await;
+    says("the collector takes no traces: they are lost").await;
     collector.0.accept().await.unwrap();
-    bed.create::<ConfigMapSync>("second", spec("second")).await;
+    bed.create::<ConfigMapSync>("second", sync(&bed, "second")).await;
     collector.span("what came later", pass_of("configmapsync", "second")).await;
+    says("the collector takes traces again").await;
 
     // One that answers nothing holds up neither the work nor the end.
     collector.0.always(Reply::hang());
-    bed.create::<ConfigMapSync>("third", spec("third")).await;
-    bed.until("third", "Ready", ready).await;
+    bed.create::<ConfigMapSync>("third", sync(&bed, "third")).await;
+    bed.until("third", "Ready", is_ready).await;
     operator.child().terminate().unwrap();
     assert!(operator.child().wait(SOON).await.unwrap().success());
 }
@@ -159,8 +180,14 @@ async fn what_cannot_be_sent_is_said_and_holds_up_nothing() {
     let bed = Bed::shared("untraced").await;
     let collector = Collector::start();
     let settings = collector.settings().env("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
-    let operator = Operator::start(&bed, settings).await;
+    let mut operator = Operator::start(&bed, settings).await;
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "b" } })).await;
+    bed.create::<ConfigMapSync>("first", sync(&bed, "first")).await;
+    bed.until("first", "Ready", is_ready).await;
     let said = operator.logs();
     assert!(said.contains("OTEL_EXPORTER_OTLP_PROTOCOL is grpc: write http/protobuf"), "{said}");
+    // Whatever waits is sent at the end.
+    operator.child().terminate().unwrap();
+    assert!(operator.child().wait(SOON).await.unwrap().success());
     assert!(collector.0.requests().is_empty());
 }

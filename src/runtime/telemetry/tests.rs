@@ -8,6 +8,7 @@ use tracing::instrument::WithSubscriber as _;
 use tracing::{debug, error, info, info_span, trace, warn};
 
 use super::*;
+use crate::runtime::client::Server;
 
 /// Keeps what is logged.
 #[derive(Clone, Default)]
@@ -141,12 +142,12 @@ fn no_level_lets_others_say_what_passes_through_them() {
 fn what_is_for_traces_alone_is_in_no_line() {
     let kept = logged("trace", true, || {
         let _pass = pass("trackedfield", "tg.azamaton.ru", "TrackedField", "shop", "web").entered();
-        let _request = traces::request(&http::Method::GET, "/api/v1/nodes/n", "api:443").entered();
+        let _request = traces::request(&http::Method::GET, "/api/v1/nodes/n", &Server::default()).entered();
         info!("asked");
     });
     let line = kept.lines().remove(0);
     assert_eq!(
-        (&line["name"], &line["http.request.method"], &line["url.path"]),
+        (&line["name"], &line["http.request.method"], &line["url.full"]),
         (&json!("web"), &Value::Null, &Value::Null)
     );
 }

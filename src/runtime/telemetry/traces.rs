@@ -2,10 +2,12 @@
 //! (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
 //!
 //! A span for each pass (that which log lines carry), and beneath it one for each request to the apiserver or to AWS, and for
-//! each message that is sent of what the pass offered. The lines of the log from `info` up are events of their span. Names
-//! are those of the semantic conventions (<https://opentelemetry.io/docs/specs/semconv/>).
+//! each message that is sent of what the pass offered. The lines of the log from `info` up are events of their span. Requests
+//! and calls are named as the semantic conventions have it (<https://opentelemetry.io/docs/specs/semconv/>), passes as the log
+//! has it.
 
 use std::env;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -24,6 +26,9 @@ use tracing::{Span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::{Layer, Registry};
+
+use super::causes;
+use crate::runtime::client::Server;
 
 /// Of the spans that are for traces alone: no line of the log carries their fields.
 pub const TARGET: &str = "quartermaster::trace";
@@ -57,7 +62,7 @@ impl Traces {
         let client = reqwest::Client::builder().timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none()).build()?;
         let exporter = SpanExporter::builder()
             .with_http()
-            .with_http_client(Sender { client, runtime: Handle::current() })
+            .with_http_client(Sender { client, runtime: Handle::current(), failing: AtomicBool::new(false) })
             .with_protocol(Protocol::HttpBinary)
             .build()
             .context("the endpoint for traces")?;
@@ -107,23 +112,44 @@ fn wanted(variable: impl Fn(&str) -> Option<String>) -> bool {
         && !says("OTEL_TRACES_EXPORTER", "none")
 }
 
-/// Sends in our runtime what the exporter's own thread, which has none, waits for.
+/// Sends in our runtime what the exporter's own thread, which has none, waits for. Says once that nothing is taken any more,
+/// and once that it is again.
 #[derive(Debug)]
 struct Sender {
     client: reqwest::Client,
     runtime: Handle,
+    failing: AtomicBool,
 }
 
-#[async_trait::async_trait]
-impl HttpClient for Sender {
-    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+impl Sender {
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let client = self.client.clone();
         let request = request.try_into()?;
         let answer = self.runtime.spawn(async move {
             let (head, body) = Response::from(client.execute(request).await?).into_parts();
             Ok::<_, reqwest::Error>(Response::from_parts(head, body.collect().await?.to_bytes()))
         });
-        Ok(answer.await??)
+        // The endpoint may hold a password.
+        Ok(answer.await?.map_err(reqwest::Error::without_url)?)
+    }
+}
+
+#[async_trait::async_trait]
+impl HttpClient for Sender {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let answer = self.send(request).await;
+        let problem = match &answer {
+            Ok(answer) if answer.status().is_success() => None,
+            Ok(answer) => Some(format!("it answers {}", answer.status())),
+            Err(error) => Some(causes(error.as_ref())),
+        };
+        let failed = self.failing.swap(problem.is_some(), Ordering::Relaxed);
+        match problem {
+            Some(error) if !failed => tracing::warn!(error, "the collector takes no traces: they are lost"),
+            None if failed => tracing::info!("the collector takes traces again"),
+            _ => {}
+        }
+        answer
     }
 }
 
@@ -149,10 +175,10 @@ pub fn beneath<'a>(span: &Span, origins: impl IntoIterator<Item = &'a Origin>) {
     }
 }
 
-/// How many messages `span` was to send, and whether they were taken.
+/// How many messages `span` was to send, and whether they were taken. No convention is of chats, and the request has no span
+/// of its own: its URL is a secret.
 pub fn sent(span: &Span, messages: usize, well: bool) {
-    span.set_attribute("messaging.operation.type", "send");
-    span.set_attribute("messaging.batch.message_count", i64::try_from(messages).unwrap_or(i64::MAX));
+    span.set_attribute("quartermaster.messages", i64::try_from(messages).unwrap_or(i64::MAX));
     if !well {
         span.set_status(Status::error(""));
     }
@@ -163,8 +189,8 @@ pub fn failed() {
     Span::current().set_status(Status::error(""));
 }
 
-/// The span of a request to the apiserver at `host`; none outside of a pass.
-pub fn request(method: &Method, path: &str, host: &str) -> Span {
+/// The span of a request to the apiserver; none outside of a pass.
+pub fn request(method: &Method, path: &str, server: &Server) -> Span {
     if Span::current().is_none() {
         return Span::none();
     }
@@ -177,13 +203,15 @@ pub fn request(method: &Method, path: &str, host: &str) -> Span {
         "http.request.method" = method.as_str(),
         "http.response.status_code" = Empty,
         "error.type" = Empty,
-        "server.address" = host,
-        "url.path" = path,
+        "server.address" = server.address,
+        "server.port" = server.port,
+        "url.full" = Empty,
         "url.template" = Empty,
     );
     if !span.is_disabled() {
         let template = template(path);
         span.record("otel.name", format!("{method} {template}"));
+        span.record("url.full", format!("{}{path}", server.url));
         span.record("url.template", template);
     }
     span
