@@ -2,6 +2,7 @@
 //! (<https://pkg.go.dev/sigs.k8s.io/controller-runtime/pkg/metrics/filters>).
 //!
 //! Who has not said yet who he is can do little: connections are bounded in number and time, and none holds up another.
+//! HTTP/2, with which one connection makes requests without end, is off there by default too.
 
 use std::io;
 use std::pin::pin;
@@ -31,8 +32,6 @@ pub use certificate::Certificate;
 
 /// Connections at once. A further one waits until one of them ends.
 const CONNECTIONS: usize = 64;
-/// Requests at once on one of them.
-const STREAMS: u32 = 8;
 /// The longest head of a request. Tokens have one or two KiB.
 const HEAD: usize = 64 * 1024;
 
@@ -70,9 +69,8 @@ async fn connection(stream: TcpStream, certificate: &Certificate, routes: Router
         Ok(Err(error)) => return debug!(error = &error as &dyn std::error::Error, "no TLS handshake for /metrics"),
         Err(_) => return debug!("no TLS handshake for /metrics within {patience:?}"),
     };
-    let mut server = auto::Builder::new(TokioExecutor::new());
+    let mut server = auto::Builder::new(TokioExecutor::new()).http1_only();
     server.http1().timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(HEAD);
-    server.http2().max_concurrent_streams(STREAMS);
     let mut connection = pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes)));
     if timeout(life, connection.as_mut()).await.is_err() {
         connection.as_mut().graceful_shutdown();

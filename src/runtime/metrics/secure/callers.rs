@@ -1,21 +1,24 @@
 //! Who reads the metrics, and whether that one may: the apiserver is asked for both, with a `TokenReview` and a
 //! `SubjectAccessReview`.
 
-use std::fmt;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use http::header::{AUTHORIZATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, StatusCode};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec as Asked,
 };
 use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
 use super::super::serving::PATH;
@@ -24,7 +27,7 @@ use crate::cli::Timings;
 
 /// Those who read the metrics.
 pub struct Callers {
-    client: Client,
+    apiserver: Apiserver,
     known: Remembered<Result<UserInfo, Refused>>,
     allowed: Remembered<Result<(), Refused>>,
     known_for: Duration,
@@ -41,6 +44,8 @@ enum Refused {
     Forbidden(String),
     /// The apiserver could not be asked.
     Unanswered,
+    /// Too many tokens are tried at once.
+    Busy,
 }
 
 impl fmt::Display for Refused {
@@ -59,6 +64,7 @@ impl fmt::Display for Refused {
             Self::Unanswered => {
                 write!(f, "the apiserver cannot be asked who may read metrics: the log of this replica says why")
             }
+            Self::Busy => write!(f, "too many tokens are tried at once: try again in a second"),
         }
     }
 }
@@ -70,6 +76,7 @@ impl IntoResponse for Refused {
             Self::Unknown => (StatusCode::UNAUTHORIZED, [(WWW_AUTHENTICATE, "Bearer")], words).into_response(),
             Self::Forbidden(_) => (StatusCode::FORBIDDEN, words).into_response(),
             Self::Unanswered => (StatusCode::SERVICE_UNAVAILABLE, words).into_response(),
+            Self::Busy => (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "1")], words).into_response(),
         }
     }
 }
@@ -78,7 +85,7 @@ impl Callers {
     /// Nobody is known yet. `client` writes without the lease, for a replica that stands by is read too.
     pub fn new(client: Client, timings: &Timings) -> Self {
         Self {
-            client,
+            apiserver: Apiserver { client, silent: Arc::default() },
             known: Remembered::new(),
             allowed: Remembered::new(),
             known_for: timings.metrics_known_for,
@@ -89,15 +96,15 @@ impl Callers {
 
     async fn check(&self, headers: &HeaderMap) -> Result<(), Refused> {
         let token = bearer(headers).ok_or(Refused::Unknown)?;
-        let (asked, client, lasts) = (token.to_owned(), self.client.clone(), self.lasts(self.known_for));
-        let ask = || async move { lasts(who(client, asked).await) };
-        let user = self.known.answer(token.as_bytes(), ask).await.ok_or(Refused::Unanswered)??;
+        let (asked, apiserver, lasts) = (token.to_owned(), self.apiserver.clone(), self.lasts(self.known_for));
+        let ask = || async move { lasts(apiserver.who(asked).await) };
+        let user = self.known.answer(token.as_bytes(), ask).await.ok_or(Refused::Busy)??;
         let asked = asked_for(user);
         // Plain strings: this cannot fail.
         let question = serde_json::to_vec(&asked).unwrap_or_default();
-        let (client, lasts) = (self.client.clone(), self.lasts(self.allowed_for));
-        let ask = || async move { lasts(may(client, asked).await) };
-        self.allowed.answer(&question, ask).await.ok_or(Refused::Unanswered)?
+        let (apiserver, lasts) = (self.apiserver.clone(), self.lasts(self.allowed_for));
+        let ask = || async move { lasts(apiserver.may(asked).await) };
+        self.allowed.answer(&question, ask).await.ok_or(Refused::Busy)?
     }
 
     /// Adds to an answer how long it lasts, which is `well` for a good one.
@@ -107,7 +114,7 @@ impl Callers {
             let lasts = match &answer {
                 Ok(_) => well,
                 Err(Refused::Unknown | Refused::Forbidden(_)) => refused_for,
-                Err(Refused::Unanswered) => Duration::ZERO,
+                Err(Refused::Unanswered | Refused::Busy) => Duration::ZERO,
             };
             (answer, lasts)
         }
@@ -131,30 +138,46 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     Some(token.trim()).filter(|token| scheme.eq_ignore_ascii_case("bearer") && !token.is_empty())
 }
 
-async fn who(client: Client, token: String) -> Result<UserInfo, Refused> {
-    let spec = TokenReviewSpec { token: Some(token), ..TokenReviewSpec::default() };
-    let review = TokenReview { spec, ..TokenReview::default() };
-    let answer = Api::all(client).create(&PostParams::default(), &review).await.map_err(unanswered)?;
-    let status = answer.status.unwrap_or_default();
-    status.user.filter(|_| status.authenticated == Some(true)).ok_or(Refused::Unknown)
-}
-
 fn asked_for(UserInfo { extra, groups, uid, username }: UserInfo) -> Asked {
     let get = NonResourceAttributes { path: Some(PATH.into()), verb: Some("get".into()) };
     Asked { extra, groups, uid, user: username, non_resource_attributes: Some(get), ..Asked::default() }
 }
 
-async fn may(client: Client, asked: Asked) -> Result<(), Refused> {
-    let user = asked.user.clone().unwrap_or_default();
-    let review = SubjectAccessReview { spec: asked, ..SubjectAccessReview::default() };
-    let answer = Api::all(client).create(&PostParams::default(), &review).await.map_err(unanswered)?;
-    if answer.status.is_some_and(|status| status.allowed) { Ok(()) } else { Err(Refused::Forbidden(user)) }
+/// What is asked of it.
+#[derive(Clone)]
+struct Apiserver {
+    client: Client,
+    /// It did not answer the last time, which was said.
+    silent: Arc<AtomicBool>,
 }
 
-#[allow(clippy::needless_pass_by_value)] // as `map_err` gives it
-fn unanswered(error: kube::Error) -> Refused {
-    warn!(error = &error as &dyn std::error::Error, "the apiserver cannot be asked who may read the metrics");
-    Refused::Unanswered
+impl Apiserver {
+    async fn who(&self, token: String) -> Result<UserInfo, Refused> {
+        let spec = TokenReviewSpec { token: Some(token), ..TokenReviewSpec::default() };
+        let status = self.ask(&TokenReview { spec, ..TokenReview::default() }).await?.status.unwrap_or_default();
+        status.user.filter(|_| status.authenticated == Some(true)).ok_or(Refused::Unknown)
+    }
+
+    async fn may(&self, asked: Asked) -> Result<(), Refused> {
+        let user = asked.user.clone().unwrap_or_default();
+        let answer = self.ask(&SubjectAccessReview { spec: asked, ..SubjectAccessReview::default() }).await?;
+        if answer.status.is_some_and(|status| status.allowed) { Ok(()) } else { Err(Refused::Forbidden(user)) }
+    }
+
+    async fn ask<K>(&self, review: &K) -> Result<K, Refused>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    {
+        let answer = Api::all(self.client.clone()).create(&PostParams::default(), review).await;
+        let silent = self.silent.swap(answer.is_err(), Ordering::Relaxed);
+        answer.map_err(|error| {
+            if !silent {
+                let error = &error as &dyn std::error::Error;
+                warn!(error, "the apiserver cannot be asked who may read the metrics");
+            }
+            Refused::Unanswered
+        })
+    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,19 @@
 //! Answers that are kept for a while: no question is asked twice meanwhile, not even while its first answer is under way.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// How many are kept, or under way, at most: a handful ask for metrics, whoever else tries tokens.
 const MOST: usize = 256;
+/// How many new questions are asked in a second, and at once: more come from somebody who tries tokens.
+const NEW_A_SECOND: NonZeroU32 = NonZeroU32::new(10).unwrap();
 
 /// A question, as its hash: what was asked with is not kept.
 type Question = [u8; 32];
@@ -17,15 +21,19 @@ type Question = [u8; 32];
 type Asked<A> = watch::Receiver<Option<(A, Instant)>>;
 
 /// Answers to questions of one kind.
-pub struct Remembered<A>(Mutex<HashMap<Question, Asked<A>>>);
+pub struct Remembered<A> {
+    known: Mutex<HashMap<Question, Asked<A>>>,
+    new: DefaultDirectRateLimiter,
+}
 
 impl<A: Clone + Send + Sync + 'static> Remembered<A> {
     /// None yet.
     pub fn new() -> Self {
-        Self(Mutex::default())
+        Self { known: Mutex::default(), new: RateLimiter::direct(Quota::per_second(NEW_A_SECOND)) }
     }
 
     /// The answer to `question`, which `ask` gives together with the time that it lasts. None if too much is asked already.
+    /// A question that is known is asked again at any pace, which the time that answers last bounds.
     pub async fn answer<F>(&self, question: &[u8], ask: impl FnOnce() -> F) -> Option<A>
     where
         F: Future<Output = (A, Duration)> + Send + 'static,
@@ -39,15 +47,17 @@ impl<A: Clone + Send + Sync + 'static> Remembered<A> {
         F: Future<Output = (A, Duration)> + Send + 'static,
     {
         // Nothing that holds the lock can leave it half-changed.
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(asked) = known.get(&question).filter(|asked| stands(asked)) {
             return Some(asked.clone());
         }
-        if known.len() >= MOST {
-            known.retain(|_, asked| asked.borrow().is_none() && stands(asked));
-        }
-        if known.len() >= MOST {
-            return None;
+        if !known.contains_key(&question) {
+            if known.len() >= MOST {
+                known.retain(|_, asked| stands(asked));
+            }
+            if known.len() >= MOST || self.new.check().is_err() {
+                return None;
+            }
         }
         let (tell, asked) = watch::channel(None);
         let answer = ask();
@@ -118,19 +128,40 @@ mod tests {
         assert_eq!(remembered.answer(b"token", pending).await, Some(1));
     }
 
-    #[tokio::test]
+    /// With no limit to how fast new questions are asked.
+    fn at_any_pace<A: Clone + Send + Sync + 'static>() -> Remembered<A> {
+        Remembered { new: RateLimiter::direct(Quota::per_second(NonZeroU32::MAX)), ..Remembered::new() }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn no_more_are_kept_than_that() {
-        let remembered = Remembered::new();
+        let remembered = at_any_pace();
         for number in 0..3 * MOST {
+            tokio::time::advance(LASTS / 100).await;
             assert_eq!(remembered.answer(&number.to_be_bytes(), || ready((number, LASTS))).await, Some(number));
-            assert!(remembered.0.lock().unwrap().len() <= MOST);
+            assert!(remembered.known.lock().unwrap().len() <= MOST);
         }
-        // What is under way is bounded too, and asks no more than that.
-        let remembered = Remembered::<usize>::new();
+        // What still stands, or is under way, makes room for nobody.
+        let remembered = at_any_pace();
         for number in 0..MOST {
             assert!(remembered.asked(Sha256::digest(number.to_be_bytes()).into(), pending).is_some());
         }
         assert_eq!(remembered.answer(b"one more", || ready((1, LASTS))).await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_tries_tokens_has_few_asked_about() {
+        let remembered = Remembered::new();
+        assert_eq!(remembered.answer(b"known", || ready((0, LASTS))).await, Some(0));
+        let (mut asked, began) = (0_u32, std::time::Instant::now());
+        for number in 0..MOST {
+            asked += u32::from(remembered.answer(&number.to_be_bytes(), || ready((1, LASTS))).await.is_some());
+        }
+        let seconds = u32::try_from(began.elapsed().as_secs()).unwrap() + 1;
+        assert!(asked <= NEW_A_SECOND.get() * (seconds + 1), "{asked} in {seconds} s");
+        // What was known before goes on meanwhile.
+        tokio::time::advance(2 * LASTS).await;
+        assert_eq!(remembered.answer(b"known", || ready((2, LASTS))).await, Some(2));
     }
 
     #[tokio::test]
