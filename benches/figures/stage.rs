@@ -210,7 +210,7 @@ pub async fn delivered(bed: &Bed, fields: usize) -> Result<()> {
 
 /// As users run the program, for the whole cluster.
 pub fn settings(program: PathBuf) -> Settings {
-    Settings::default().shipped(program).whole_cluster().flag("--leader-elect")
+    Settings::default().shipped(program).whole_cluster().flag("--leader-elect").flag("--metrics-secure")
 }
 
 /// Starts a replica and waits until it leads.

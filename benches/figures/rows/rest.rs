@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use testbed::control_plane::audit::{Mark, Request};
-use testbed::usage::cpu_seconds;
+use testbed::usage::{Memory, cpu_seconds};
+use testbed::wait::until;
+use tokio::task::AbortHandle;
 
 use crate::floor::Floor;
 use crate::line::{Line, Sample};
 use crate::stage::{FIELDS, PATIENCE, SETTLE, Stage, says_it_leads};
 use crate::support::{ACCOUNT, Operator, SYSTEM};
 
-/// CPU and writes over a minute in which nothing changes. The floor rests beside it.
+/// CPU and writes over a minute in which nothing changes but that the metrics are read, four times. The floor rests beside it.
 pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
     const WINDOW: Duration = Duration::from_mins(1);
     let stage = Stage::set(program, FIELDS).await?;
@@ -22,6 +24,7 @@ pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
     let watches = watches.iter().filter(|request| request.subject.verb == "watch");
     let watches = watches.filter(|request| request.subject.resource == "deployments").count();
     let (floor, _) = Floor::start(&stage).await?;
+    let scraped = scraped(&stage, &operator).await?;
     tokio::time::sleep(SETTLE).await;
 
     let processes = [operator.child().id(), floor.id()];
@@ -32,17 +35,42 @@ pub async fn cpu(program: PathBuf) -> Result<Vec<Line>> {
     let share = |process: usize| (after[process] - before[process]) / took * 100.0;
     let asked = requests(&stage, since).await?;
     let writes = asked.iter().filter(|request| request.subject.is_write());
+    let writes = writes.filter(|request| !request.subject.resource.ends_with("reviews"));
     let (leases, others): (Vec<_>, Vec<_>) = writes.partition(|request| request.subject.resource == "leases");
+    let memory = Memory::of(operator.child().id())?;
+    scraped.abort();
     Ok(vec![
         Line::new("CPU at rest, 1,000 TrackedFields", share(0), "% of a core")
             .below(0.5)
             .floor(share(1))
             .note(format!("{} requests in {took:.0} s, {} of them for the lease", asked.len(), leases.len())),
+        Line::new("VmRSS at rest, 1,000 TrackedFields, metrics read", memory.resident, "MiB").below(32.0),
         Line::new("writes at rest but the lease's, in 60 s", f64::from(u32::try_from(others.len())?), "").at_most(0.0),
         Line::new("watches of Deployments for 1,000 TrackedFields", f64::from(u32::try_from(watches)?), "")
             .at_most(1.0)
             .floor(1.0),
     ])
+}
+
+/// Reads the metrics as Prometheus does, from now on; they can be read.
+async fn scraped(stage: &Stage, operator: &Operator) -> Result<AbortHandle> {
+    const EVERY: Duration = Duration::from_secs(15);
+    let kubectl = async |arguments: &[&str]| stage.bed.plane.run_kubectl(arguments, "").await;
+    kubectl(&["create", "serviceaccount", "prometheus", "-n", "default"]).await?;
+    let (role, account) = ("--clusterrole=quartermaster-metrics-reader", "--serviceaccount=default:prometheus");
+    kubectl(&["create", "clusterrolebinding", "prometheus", role, account]).await?;
+    let token = kubectl(&["create", "token", "prometheus", "-n", "default"]).await?;
+    let url = format!("https://{}/metrics", operator.address("--metrics-bind-address")?);
+    let client = reqwest::Client::builder().no_proxy().tls_danger_accept_invalid_certs(true).build()?;
+    let scrape = async move || client.get(&url).bearer_auth(token.trim()).send().await?.error_for_status();
+    until("the metrics are read", PATIENCE, async || Ok(Some(scrape().await?))).await?;
+    let scraping = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            scrape().await.unwrap();
+        }
+    });
+    Ok(scraping.abort_handle())
 }
 
 /// What the operator (or the floor, which has its rights) asked the apiserver for.
