@@ -1,5 +1,8 @@
 # The operator's image. `make docker-build IMG=...` builds it for this machine, `make docker-buildx IMG=...` for all PLATFORMS:
 # the compiler always runs on the machine's own architecture, and cross-compiles for the other one.
+#
+# The two base images are named by tag, and a tag moves. To stay with one, write its digest (`docker buildx imagetools inspect
+# NAME:TAG` says it, for all architectures) behind the tag: NAME:TAG@sha256:DIGEST. Dependabot then offers newer ones.
 FROM --platform=$BUILDPLATFORM rust:1.95-bookworm AS builder
 ARG BUILDARCH
 ARG TARGETARCH

@@ -53,7 +53,10 @@ stand_in() {
   rm -rf "$1"
 }
 
-base() { sed -n 's/^FROM \(--platform=[^ ]* \)\?\([^ ]*\).*/\2/p' Dockerfile | sed -n "$1p"; }
+# No stand-in has the digest of the real one.
+dockerfile=$work/Dockerfile
+sed '/^FROM /s/@sha256:[0-9a-f]*//' Dockerfile >"$dockerfile"
+base() { sed -n 's/^FROM \(--platform=[^ ]* \)\?\([^ ]*\).*/\2/p' "$dockerfile" | sed -n "$1p"; }
 
 step "the stand-in for $(base 1): debootstrap, and this machine's Rust"
 debootstrap --variant=minbase --include=gcc,libc6-dev,ca-certificates "$debian" "$work/builder" ${mirror:+"$mirror"} >"$work/debootstrap.log"
@@ -78,7 +81,8 @@ volumes=(--volume "$cargo/registry:/usr/local/cargo/registry")
 [ ! -e "$cargo/config.toml" ] || volumes+=(--volume "$cargo/config.toml:/usr/local/cargo/config.toml:ro")
 
 step 'the image'
-buildah build --isolation chroot --pull-never --network host "${volumes[@]}" --tag quartermaster:test . >"$work/build.log" 2>&1
+buildah build --isolation chroot --pull-never --network host "${volumes[@]}" --file "$dockerfile" --tag quartermaster:test \
+  . >"$work/build.log" 2>&1
 
 step 'a control plane, and what the operator needs there'
 cargo build --quiet -p testbed

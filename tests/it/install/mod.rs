@@ -18,6 +18,7 @@ mod helm;
 mod makefile;
 mod same;
 mod walkthrough;
+mod workflows;
 
 /// The tree's root.
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
