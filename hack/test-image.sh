@@ -27,7 +27,8 @@ finish() {
   [ "$status" = 0 ] || tail -n 20 "$work"/*.log >&2 2>/dev/null
   [ -z "$operator" ] || { kill -KILL "$operator" && wait "$operator"; } 2>/dev/null
   [ -z "$cluster" ] || { kill "$cluster" && wait "$cluster"; } 2>/dev/null
-  rm -rf "$work"
+  # debootstrap mounts /proc in there; what one that was ended has left mounted is not to be emptied.
+  rm -rf --one-file-system "$work"
   exit "$status"
 }
 trap finish EXIT
@@ -50,7 +51,7 @@ stand_in() {
   buildah config "${@:3}" "$container"
   buildah commit --quiet "$container" "$2" >/dev/null
   buildah rm "$container" >/dev/null
-  rm -rf "$1"
+  rm -rf --one-file-system "$1"
 }
 
 # No stand-in has the digest of the real one.
