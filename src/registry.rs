@@ -29,22 +29,20 @@ pub const CRD_VERBS: &[&str] = &["list", "watch"];
 
 /// What leader election needs, in the operator's own namespace.
 pub const LEADER_RIGHTS: &[Right] =
-    &[Right { group: "coordination.k8s.io", resources: &["leases"], verbs: &["create", "get", "update"] }];
+    &[Right::namespaced("coordination.k8s.io", &["leases"], &["create", "get", "update"])];
 
 /// What it takes to ask who reads the metrics, and whether that one may.
 pub const METRICS_RIGHTS: &[Right] = &[
-    Right { group: "authentication.k8s.io", resources: &["tokenreviews"], verbs: &["create"] },
-    Right { group: "authorization.k8s.io", resources: &["subjectaccessreviews"], verbs: &["create"] },
+    Right::of_cluster("authentication.k8s.io", &["tokenreviews"], &["create"]),
+    Right::of_cluster("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
 ];
 
 const READ: &[&str] = &["get", "list", "watch"];
 
 /// The targets that a `TrackedField` may name without `apiVersion`. Other kinds are granted by any `ClusterRole` with
 /// [`AGGREGATE_TO_TRACKER`].
-pub const TARGET_RIGHTS: &[Right] = &[
-    Right { group: "", resources: &["services"], verbs: READ },
-    Right { group: "apps", resources: &["deployments", "statefulsets"], verbs: READ },
-];
+pub const TARGET_RIGHTS: &[Right] =
+    &[Right::namespaced("", &["services"], READ), Right::namespaced("apps", &["deployments", "statefulsets"], READ)];
 
 /// Label of a `ClusterRole`: `"true"` adds its rules to what the operator may track.
 pub const AGGREGATE_TO_TRACKER: &str = "quartermaster.dev/aggregate-to-tracker";

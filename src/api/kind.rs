@@ -14,10 +14,50 @@ pub struct Right {
     pub resources: &'static [&'static str],
     /// The verbs.
     pub verbs: &'static [&'static str],
+    /// Whether the resources lie in namespaces; otherwise they are the cluster's.
+    pub namespaced: bool,
+}
+
+impl Right {
+    /// On what lies in namespaces.
+    pub const fn namespaced(
+        group: &'static str,
+        resources: &'static [&'static str],
+        verbs: &'static [&'static str],
+    ) -> Self {
+        Self { group, resources, verbs, namespaced: true }
+    }
+
+    /// On what lies in none.
+    pub const fn of_cluster(
+        group: &'static str,
+        resources: &'static [&'static str],
+        verbs: &'static [&'static str],
+    ) -> Self {
+        Self { group, resources, verbs, namespaced: false }
+    }
 }
 
 /// Events, which every controller writes.
-pub const EVENTS: Right = Right { group: "events.k8s.io", resources: &["events"], verbs: &["create"] };
+pub const EVENTS: Right = Right::namespaced("events.k8s.io", &["events"], &["create"]);
+
+/// What the operator lends whoever writes an object: it does what they may not be allowed to. `manifests::policies` asks them for
+/// the rights to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lends {
+    /// Reads a `ConfigMap`, and writes it elsewhere.
+    ConfigMaps,
+    /// Reads what may be tracked, and tells of it.
+    Targets,
+    /// Reads Secrets, and sends them.
+    Secrets,
+    /// Makes a Deployment, and what goes with it.
+    Deployments,
+    /// Makes a Pod.
+    Pods,
+    /// Nothing that a right of Kubernetes compares with.
+    Nothing,
+}
 
 /// One kind.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +66,8 @@ pub struct Kind {
     pub controller: &'static str,
     /// What its controller needs.
     pub rights: &'static [Right],
+    /// What of that is lent.
+    pub lends: Lends,
     /// The digests of every schema that its CRD had in a release, oldest first; the last one is today's. Each may only add
     /// to the one before, because a program goes on under a newer CRD than its own.
     pub schemas: &'static [&'static str],
@@ -35,13 +77,14 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// `schemas` and `rights` as the fields have them.
+    /// The arguments as the fields have them.
     pub const fn of<K: CustomResourceExt>(
         controller: &'static str,
         schemas: &'static [&'static str],
+        lends: Lends,
         rights: &'static [Right],
     ) -> Self {
-        Self { controller, rights, schemas, finalizer: None, resource: K::api_resource }
+        Self { controller, rights, lends, schemas, finalizer: None, resource: K::api_resource }
     }
 
     /// The same, with this finalizer.

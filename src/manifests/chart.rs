@@ -12,9 +12,6 @@ use super::{Error, generated, policies, rbac, yaml};
 use crate::api::kind::{Kind, Right};
 use crate::registry::{self, KINDS};
 
-/// What lies in no namespace, of all that controllers have rights to.
-const CLUSTER_SCOPED: [&str; 2] = ["namespaces", "nodes"];
-
 /// What is written by hand in `config/` and taken over: the alerts, as Prometheus itself reads them, and the dashboard.
 const ALERTS: (&str, &str) = ("config/prometheus/rule.yaml", "prometheus/rules.yaml");
 const DASHBOARD: (&str, &str) = ("config/grafana/quartermaster.json", "grafana/quartermaster.json");
@@ -60,8 +57,7 @@ pub fn files(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(Stri
 }
 
 fn of(kind: &Kind) -> OfController {
-    let (outside, inside): (Vec<_>, Vec<_>) =
-        kind.rights.iter().partition(|right| right.resources.iter().any(|it| CLUSTER_SCOPED.contains(it)));
+    let (inside, outside): (Vec<_>, Vec<_>) = kind.rights.iter().partition(|right| right.namespaced);
     OfController {
         namespaced: inside.into_iter().map(rbac::policy).collect(),
         cluster: outside.iter().copied().map(rbac::policy).collect(),
@@ -75,20 +71,4 @@ fn beside(right: &Right) -> Option<PolicyRule> {
         let named = right.resources.contains(&"namespaces").then(|| vec!["kube-system".to_owned()]);
         PolicyRule { verbs: vec!["get".into()], resource_names: named, ..rbac::policy(right) }
     })
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-    use super::*;
-
-    /// Each right is on one side.
-    #[test]
-    fn no_right_is_of_both_kinds() {
-        for right in KINDS.iter().flat_map(|kind| kind.rights) {
-            let outside = right.resources.iter().filter(|it| CLUSTER_SCOPED.contains(it)).count();
-            assert!(outside == 0 || outside == right.resources.len(), "{right:?}");
-        }
-    }
 }

@@ -16,7 +16,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 use serde_json::{Value, json};
 
 use super::rbac::{file, meta};
-use crate::api::kind::{EVENTS, Kind};
+use crate::api::kind::{EVENTS, Kind, Lends};
 use crate::api::tracked_field::KNOWN;
 use crate::registry::KINDS;
 use crate::runtime::ownership::{ADOPT_BY, OWNER_UID};
@@ -95,13 +95,13 @@ fn with_binding(name: &str, spec: ValidatingAdmissionPolicySpec, params: Option<
 
 /// What the authors of objects of this kind must be allowed; none where no right of Kubernetes compares.
 fn authors(kind: &Kind) -> Option<ValidatingAdmissionPolicySpec> {
-    let (more, checks) = match kind.controller {
-        "configmapsync" => (config_map_sync_variables(), config_map_sync()),
-        "trackedfield" => (tracked_field_variables(), tracked_field()),
-        "contactpoint" => (contact_point_variables(), contact_point()),
-        "appservice" => (Vec::new(), app_service()),
-        "myapp" => (Vec::new(), my_app()),
-        _ => return None,
+    let (more, checks) = match kind.lends {
+        Lends::ConfigMaps => (config_map_sync_variables(), config_map_sync()),
+        Lends::Targets => (tracked_field_variables(), tracked_field()),
+        Lends::Secrets => (contact_point_variables(), contact_point()),
+        Lends::Deployments => (Vec::new(), app_service()),
+        Lends::Pods => (Vec::new(), my_app()),
+        Lends::Nothing => return None,
     };
     let resource = kind.resource();
     let mut variables = vec![variable("spec", "object.?spec.orValue({})")];

@@ -18,7 +18,7 @@ use self::settle::{Part, Problem, Running};
 use self::standing::{PROGRESSING, Rollout, SUSPENDED, Served, Standing};
 use crate::api::AppService;
 use crate::api::app_service::{AppServiceStatus, GROUP};
-use crate::api::kind::{EVENTS, Kind, Right};
+use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::controllers::pod;
 use crate::runtime::cache::Touched;
 use crate::runtime::children::{Children, Trouble};
@@ -43,18 +43,19 @@ pub const NAME: &str = "appservice";
 pub const KIND: Kind = Kind::of::<AppService>(
     NAME,
     &["8f65433aa018eb73"],
+    Lends::Deployments,
     &[
         // Patched: the original program's annotation is taken away.
-        Right { group: GROUP, resources: &["appservices"], verbs: &["list", "patch", "watch"] },
-        Right { group: GROUP, resources: &["appservices/status"], verbs: &["patch"] },
+        Right::namespaced(GROUP, &["appservices"], &["list", "patch", "watch"]),
+        Right::namespaced(GROUP, &["appservices/status"], &["patch"]),
         // Asked for where owner references that block the owner's deletion are checked.
-        Right { group: GROUP, resources: &["appservices/finalizers"], verbs: &["update"] },
+        Right::namespaced(GROUP, &["appservices/finalizers"], &["update"]),
         // Never deleted; but OwnerReferencesPermissionEnforcement lets nobody else set its owner.
-        Right { group: "apps", resources: &["deployments"], verbs: COMES_AND_GOES },
-        Right { group: "", resources: &["services"], verbs: COMES_AND_GOES },
-        Right { group: "autoscaling", resources: &["horizontalpodautoscalers"], verbs: COMES_AND_GOES },
-        Right { group: "networking.k8s.io", resources: &["ingresses"], verbs: COMES_AND_GOES },
-        Right { group: "", resources: &["pods"], verbs: &["list"] },
+        Right::namespaced("apps", &["deployments"], COMES_AND_GOES),
+        Right::namespaced("", &["services"], COMES_AND_GOES),
+        Right::namespaced("autoscaling", &["horizontalpodautoscalers"], COMES_AND_GOES),
+        Right::namespaced("networking.k8s.io", &["ingresses"], COMES_AND_GOES),
+        Right::namespaced("", &["pods"], &["list"]),
         EVENTS,
     ],
 );

@@ -17,7 +17,7 @@ use self::plan::{Plan, Refused};
 use self::standing::{Came, Reason, Snag};
 use crate::api::ConfigMapSync;
 use crate::api::config_map_sync::{FINALIZER, GROUP};
-use crate::api::kind::{EVENTS, Kind, Right};
+use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::runtime::cache::Touched;
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
@@ -40,13 +40,14 @@ pub const NAME: &str = "configmapsync";
 pub const KIND: Kind = Kind::of::<ConfigMapSync>(
     NAME,
     &["bf180d03b0470198"],
+    Lends::ConfigMaps,
     &[
-        Right { group: GROUP, resources: &["configmapsyncs"], verbs: &["list", "patch", "watch"] },
-        Right { group: GROUP, resources: &["configmapsyncs/status"], verbs: &["patch"] },
+        Right::namespaced(GROUP, &["configmapsyncs"], &["list", "patch", "watch"]),
+        Right::namespaced(GROUP, &["configmapsyncs/status"], &["patch"]),
         // Asked for where owner references that block the owner's deletion are checked.
-        Right { group: GROUP, resources: &["configmapsyncs/finalizers"], verbs: &["update"] },
-        Right { group: "", resources: &["configmaps"], verbs: &["create", "delete", "get", "list", "update", "watch"] },
-        Right { group: "", resources: &["namespaces"], verbs: &["list", "watch"] },
+        Right::namespaced(GROUP, &["configmapsyncs/finalizers"], &["update"]),
+        Right::namespaced("", &["configmaps"], &["create", "delete", "get", "list", "update", "watch"]),
+        Right::of_cluster("", &["namespaces"], &["list", "watch"]),
         EVENTS,
     ],
 )

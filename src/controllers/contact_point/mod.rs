@@ -12,7 +12,7 @@ use self::endpoint::{Blocked, Gathered, Source};
 use crate::api::ContactPoint;
 use crate::api::common::REQUESTED_AT;
 use crate::api::contact_point::{ContactPointStatus, Tested};
-use crate::api::kind::{EVENTS, Kind, Right};
+use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::api::tracked_field::GROUP;
 use crate::notify::Transport;
 use crate::notify::queue::{Outbox, Stage};
@@ -31,11 +31,12 @@ pub const NAME: &str = "contactpoint";
 pub const KIND: Kind = Kind::of::<ContactPoint>(
     NAME,
     &["9fe2425d33b238ff"],
+    Lends::Secrets,
     &[
-        Right { group: GROUP, resources: &["contactpoints"], verbs: &["list", "watch"] },
-        Right { group: GROUP, resources: &["contactpoints/status"], verbs: &["patch"] },
+        Right::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),
+        Right::namespaced(GROUP, &["contactpoints/status"], &["patch"]),
         // By name only, never listed.
-        Right { group: "", resources: &["secrets"], verbs: &["get"] },
+        Right::namespaced("", &["secrets"], &["get"]),
         EVENTS,
     ],
 );

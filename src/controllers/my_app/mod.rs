@@ -16,7 +16,7 @@ use self::seen::{Seen, Why};
 use self::settle::Passed;
 use self::standing::{SUSPENDED, Standing};
 use crate::api::MyApp;
-use crate::api::kind::{EVENTS, Kind, Right};
+use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::api::my_app::GROUP;
 use crate::runtime::backoff::{Backoffs, Policy};
 use crate::runtime::cache::Touched;
@@ -41,15 +41,16 @@ pub const NAME: &str = "myapp";
 pub const KIND: Kind = Kind::of::<MyApp>(
     NAME,
     &["e4684006046c7e16"],
+    Lends::Pods,
     &[
-        Right { group: GROUP, resources: &["myapps"], verbs: &["list", "watch"] },
-        Right { group: GROUP, resources: &["myapps/status"], verbs: &["patch"] },
+        Right::namespaced(GROUP, &["myapps"], &["list", "watch"]),
+        Right::namespaced(GROUP, &["myapps/status"], &["patch"]),
         // Asked for where owner references that block the owner's deletion are checked.
-        Right { group: GROUP, resources: &["myapps/finalizers"], verbs: &["update"] },
+        Right::namespaced(GROUP, &["myapps/finalizers"], &["update"]),
         // Only its metadata is ever patched.
-        Right { group: "", resources: &["pods"], verbs: &["create", "delete", "get", "list", "patch", "watch"] },
+        Right::namespaced("", &["pods"], &["create", "delete", "get", "list", "patch", "watch"]),
         // Whether the node of a Pod that is not ready is still there.
-        Right { group: "", resources: &["nodes"], verbs: &["get"] },
+        Right::of_cluster("", &["nodes"], &["get"]),
         EVENTS,
     ],
 );

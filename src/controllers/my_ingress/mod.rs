@@ -18,7 +18,7 @@ use self::routes::Look;
 use self::standing::{OUT_OF_SCOPE, SPEC_INVALID, SUSPENDED, Standing};
 use self::tags::Mark;
 use crate::api::MyIngress;
-use crate::api::kind::{EVENTS, Kind, Right};
+use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::api::my_ingress::{Alb, FINALIZER, GROUP, ListenerStatus};
 use crate::cloud::elb::Elb;
 use crate::cloud::{self, Cloud, Fault};
@@ -52,14 +52,15 @@ pub const NAME: &str = "myingress";
 pub const KIND: Kind = Kind::of::<MyIngress>(
     NAME,
     &["336925be90a19dc6"],
+    Lends::Nothing,
     &[
-        Right { group: GROUP, resources: &["myingresses"], verbs: &["get", "list", "patch", "watch"] },
-        Right { group: GROUP, resources: &["myingresses/status"], verbs: &["patch"] },
+        Right::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),
+        Right::namespaced(GROUP, &["myingresses/status"], &["patch"]),
         // That of kube-system has the UID that tells clusters apart.
-        Right { group: "", resources: &["namespaces"], verbs: &["get"] },
+        Right::of_cluster("", &["namespaces"], &["get"]),
         // What listeners lead to.
-        Right { group: "", resources: &["nodes"], verbs: &["list", "watch"] },
-        Right { group: "", resources: &["services"], verbs: &["get", "list", "watch"] },
+        Right::of_cluster("", &["nodes"], &["list", "watch"]),
+        Right::namespaced("", &["services"], &["get", "list", "watch"]),
         EVENTS,
     ],
 )

@@ -19,7 +19,7 @@ use self::target::{Resolver, TargetError};
 use self::tracker::{Tracker, Trouble};
 use self::waiting::Waiting;
 use crate::api::common::REQUESTED_AT;
-use crate::api::kind::{EVENTS, Kind, Right};
+use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::api::tracked_field::{Entry, GROUP, History, StoredHistory};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
@@ -48,10 +48,11 @@ pub const NAME: &str = "trackedfield";
 pub const KIND: Kind = Kind::of::<TrackedField>(
     NAME,
     &["3263ce942aa2e68f"],
+    Lends::Targets,
     &[
         // `get`: after a write that came too late. `patch`: the annotation that says why one waits.
-        Right { group: GROUP, resources: &["trackedfields"], verbs: &["get", "list", "patch", "watch"] },
-        Right { group: GROUP, resources: &["trackedfields/status"], verbs: &["patch"] },
+        Right::namespaced(GROUP, &["trackedfields"], &["get", "list", "patch", "watch"]),
+        Right::namespaced(GROUP, &["trackedfields/status"], &["patch"]),
         EVENTS,
     ],
 );

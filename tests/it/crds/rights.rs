@@ -1,6 +1,6 @@
 //! The operator's rights as shipped: what it needs is granted, what it does not is not.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 
 use futures::StreamExt;
@@ -12,7 +12,9 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::ResourceExt;
 use kube::api::{Api, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::discovery::{Discovery, Scope};
 use kube::{Client, Config};
+use quartermaster::registry;
 use testbed::control_plane::{ControlPlane, Options};
 
 use super::wait_until;
@@ -104,9 +106,28 @@ async fn the_operator_may_do_what_it_needs_and_no_more() {
     plane.run_kubectl(&label, "").await.unwrap();
     wait_until("endpoints", async || may(&operator, "watch", "endpoints.", "").await).await;
 
+    lies_where_it_says(plane.client().await.unwrap()).await;
+
     // A second installation takes nothing away, not for a moment.
     plane.run_kubectl(&["apply", "-k", CONFIG], "").await.unwrap();
     assert!(may(&operator, "watch", "deployments.apps", "").await);
+}
+
+/// The chart gives a right in a Role or in a `ClusterRole` by where its resources lie.
+async fn lies_where_it_says(admin: Client) {
+    let found = Discovery::new(admin).run().await.unwrap();
+    let served: BTreeMap<_, _> = found
+        .groups()
+        .flat_map(|group| group.recommended_resources())
+        .map(|(resource, can)| ((resource.group, resource.plural), can.scope == Scope::Namespaced))
+        .collect();
+    let all = registry::KINDS.iter().flat_map(|kind| kind.rights);
+    for right in all.chain(registry::METRICS_RIGHTS).chain(registry::TARGET_RIGHTS).chain(registry::LEADER_RIGHTS) {
+        for resource in right.resources {
+            let plural = resource.split('/').next().unwrap();
+            assert_eq!(served[&(right.group.to_owned(), plural.to_owned())], right.namespaced, "{right:?}");
+        }
+    }
 }
 
 /// `VERB RESOURCE...`, one for each verb.
