@@ -13,7 +13,9 @@ use serde_json::Value;
 
 use super::policies;
 use crate::api::kind::{Kind, Right};
-use crate::registry::{self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEADER_RIGHTS, METRICS_RIGHTS, TARGET_RIGHTS};
+use crate::registry::{
+    self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE, LEASE_VERBS, LEASES, METRICS_RIGHTS, TARGET_RIGHTS,
+};
 
 pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";
 pub(super) const NAMESPACE: &str = "system";
@@ -70,7 +72,10 @@ fn manager() -> ClusterRole {
 }
 
 fn leader_election() -> Role {
-    Role { metadata: namespaced("leader-election-role"), rules: Some(LEADER_RIGHTS.iter().map(policy).collect()) }
+    let of_one =
+        PolicyRule { resource_names: Some(vec![LEASE.into()]), ..rule(LEASES.group, LEASES.resources, LEASE_VERBS) };
+    let rules = vec![policy(&LEASES), of_one];
+    Role { metadata: namespaced("leader-election-role"), rules: Some(rules) }
 }
 
 /// What the operator may track: nothing by itself, all of what carries the label. The controller-manager fills it.
@@ -201,4 +206,22 @@ fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> 
 pub(super) fn file(name: &str, object: &impl serde::Serialize) -> (String, Value) {
     // Plain structs with string keys: this cannot fail.
     (name.into(), serde_json::to_value(object).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    #[test]
+    fn the_lease_that_may_be_held_is_the_one_that_is_asked_for() {
+        let program = Cli::command();
+        let mut flags = program.find_subcommand("run").unwrap().get_arguments();
+        let id = flags.find(|flag| flag.get_long() == Some("leader-election-id")).unwrap();
+        assert_eq!(id.get_default_values(), [LEASE]);
+    }
 }

@@ -210,9 +210,14 @@ fn every_right_has_its_row() {
     let crds = row(&page, "customresourcedefinitions").unwrap();
     assert!(registry::CRD_VERBS.iter().all(|verb| crds.contains(verb)));
     assert!(page.contains(&format!("`{}: \"true\"`", registry::AGGREGATE_TO_TRACKER)));
-    for right in registry::LEADER_RIGHTS {
-        assert!(page.contains(&format!("`{}` {}", right.resources[0], right.verbs.join(", "))), "{right:?}");
-    }
+    let (leases, lease) = (registry::LEASES, registry::LEASE);
+    let made = format!(
+        "`{}` {}; of the one `{lease}` {}",
+        leases.resources[0],
+        leases.verbs.join(", "),
+        registry::LEASE_VERBS.join(", ")
+    );
+    assert!(page.contains(&made), "{made}");
 }
 
 #[test]

@@ -69,7 +69,8 @@ const EVERYWHERE: &[(&str, &str)] = &[
     ("create",               "selfsubjectrulesreviews.authorization.k8s.io"),
 ];
 /// What it may do besides in its own namespace.
-const AT_HOME: (&str, &str) = ("create get update", "leases.coordination.k8s.io");
+const AT_HOME: [(&str, &str); 2] =
+    [("create", "leases.coordination.k8s.io"), ("get update", "leases.coordination.k8s.io quartermaster")];
 
 #[tokio::test]
 async fn the_operator_may_do_what_it_needs_and_no_more() {
@@ -97,7 +98,7 @@ async fn the_operator_may_do_what_it_needs_and_no_more() {
         wait_until(resource, async || may(&operator, "watch", resource, "").await).await;
     }
     assert_eq!(rights(&operator, "default").await, listed(EVERYWHERE));
-    assert_eq!(rights(&operator, NAMESPACE).await, listed(&[EVERYWHERE, &[AT_HOME]].concat()));
+    assert_eq!(rights(&operator, NAMESPACE).await, listed(&[EVERYWHERE, &AT_HOME].concat()));
     plane
         .run_kubectl(&["create", "clusterrole", "more", "--verb=get,list,watch", "--resource=endpoints"], "")
         .await
@@ -122,7 +123,7 @@ async fn lies_where_it_says(admin: Client) {
         .map(|(resource, can)| ((resource.group, resource.plural), can.scope == Scope::Namespaced))
         .collect();
     let all = registry::KINDS.iter().flat_map(|kind| kind.rights);
-    for right in all.chain(registry::METRICS_RIGHTS).chain(registry::TARGET_RIGHTS).chain(registry::LEADER_RIGHTS) {
+    for right in all.chain(registry::METRICS_RIGHTS).chain(registry::TARGET_RIGHTS).chain([&registry::LEASES]) {
         for resource in right.resources {
             let plural = resource.split('/').next().unwrap();
             assert_eq!(served[&(right.group.to_owned(), plural.to_owned())], right.namespaced, "{right:?}");

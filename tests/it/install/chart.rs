@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::CommandFactory as _;
 use quartermaster::cli::Cli;
+use quartermaster::registry::{LEASE_VERBS, LEASES};
 use serde_json::json;
 
 use super::same::{assert_alerts_are_of_the_job_of, kustomized};
@@ -177,6 +178,20 @@ async fn rights_follow_the_controllers_and_the_namespaces() {
     assert!(made.contains_key("rbac.authorization.k8s.io/v1 RoleBinding a/quartermaster-tracker-rolebinding"));
     let bound: Vec<_> = made.keys().filter(|name| name.contains(" ClusterRoleBinding ")).collect();
     assert_eq!(bound.len(), 2, "its own, and to ask about those who read metrics: {bound:?}");
+}
+
+/// Releases that share a namespace have a Lease each, and no right to the other's.
+#[tokio::test]
+async fn the_right_to_the_lease_follows_its_name() {
+    for (values, id) in [(&[][..], "quartermaster"), (&["--set", "leaderElection.id=mine"][..], "mine")] {
+        let role = &made(values).await
+            [&format!("rbac.authorization.k8s.io/v1 Role {SYSTEM}/quartermaster-leader-election-role")];
+        let rule =
+            |verbs: &[&str]| json!({ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs });
+        let mut of_one = rule(LEASE_VERBS);
+        of_one["resourceNames"] = json!([id]);
+        assert_eq!(role["rules"], json!([rule(LEASES.verbs), of_one]));
+    }
 }
 
 /// Without the policies, who may edit one namespace would reach into others.

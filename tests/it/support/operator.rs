@@ -111,6 +111,10 @@ impl Operator {
             Some(file) => file,
             None => bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap(),
         };
+        let lease = settings.flags.iter().find_map(|flag| flag.strip_prefix("--leader-election-id="));
+        if let Some(lease) = lease {
+            grant_lease(bed, lease).await;
+        }
         let mut flags = [
             "--metrics-bind-address=127.0.0.1:0",
             "--health-probe-bind-address=127.0.0.1:0",
@@ -216,6 +220,24 @@ impl Drop for Operator {
             super::searched::search(&self.logs());
         }
     }
+}
+
+/// The right that we ship is to the Lease of the usual name. Returns once the apiserver knows of the other one.
+async fn grant_lease(bed: &Bed, name: &str) {
+    let role = format!("lease-{name}");
+    let (one, account) = (format!("--resource-name={name}"), format!("--serviceaccount={SYSTEM}:{ACCOUNT}"));
+    let verbs = ["--verb=get,update", "--resource=leases.coordination.k8s.io"];
+    let of_role = format!("--role={role}");
+    for new in [&["role", &role, verbs[0], verbs[1], &one][..], &["rolebinding", &role, &of_role, &account]] {
+        let made = bed.plane.run_kubectl(&[&["-n", SYSTEM, "create"], new].concat(), "").await;
+        // Another replica has it already.
+        assert!(made.is_ok() || format!("{made:?}").contains("already exists"), "{made:?}");
+    }
+    let user = format!("--as=system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let asked = ["-n", SYSTEM, "auth", "can-i", "update", &format!("leases/{name}"), &user];
+    until("the right to the Lease is known", SOON, async || bed.plane.run_kubectl(&asked, "").await.map(Some))
+        .await
+        .unwrap();
 }
 
 fn log(folder: &Folder, start: u32) -> PathBuf {
