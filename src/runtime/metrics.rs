@@ -85,7 +85,8 @@ pub enum Reconciled {
 }
 
 impl Reconciled {
-    const ALL: [Self; 4] = [Self::Success, Self::RequeueAfter, Self::Requeue, Self::Error];
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Success, Self::RequeueAfter, Self::Requeue, Self::Error];
 
     fn label(self) -> &'static str {
         match self {
@@ -170,7 +171,11 @@ impl Metrics {
             "Requests to the apiserver by status code, or <error> when there was no answer",
             inner.api_requests.clone(),
         );
-        r.register("quartermaster_aws_requests", "Calls of AWS by their outcome", inner.aws_requests.clone());
+        r.register(
+            "quartermaster_aws_requests",
+            "Calls of AWS by their outcome: OK, AWS' own error code, or the condition's reason where it gave none",
+            inner.aws_requests.clone(),
+        );
         r.register_collector(Box::new(Leadership(leadership)));
         r.register("quartermaster_notifications", "Requests to receivers by outcome", inner.notifications.clone());
         r.register(
@@ -195,7 +200,7 @@ impl Metrics {
         );
         r.register(
             "quartermaster_entries_rejected",
-            "Changes that were given up because their receiver does not take them",
+            "Changes that were given up because their receiver never takes them",
             inner.entries_rejected.clone(),
         );
         r.register_collector(Box::new(inner.oldest.clone()));
@@ -203,7 +208,7 @@ impl Metrics {
         r.register_collector(Box::new(inner.watches.clone()));
         r.register(
             "quartermaster_watch_restarts",
-            "Watches that broke or had to list again",
+            "Watches that failed: no answer, a refusal, or a list that is to be done again",
             inner.watch_restarts.clone(),
         );
         let build = Gauges::<1>::default();
@@ -372,7 +377,8 @@ struct Leadership(Arc<OnceLock<(String, Fence)>>);
 impl Collector for Leadership {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some((lease, fence)) = self.0.get() else { return Ok(()) };
-        let (name, help) = ("leader_election_master_status", "1 while this replica holds the lease.");
+        let (name, help) =
+            ("leader_election_master_status", "1 while this replica holds the lease; absent without leader election.");
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         let value = ConstGauge::new(i64::from(fence.held()));
         value.encode(family.encode_family(&[("name", lease.as_str())])?)

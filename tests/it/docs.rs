@@ -17,7 +17,7 @@ use quartermaster::registry;
 
 mod book;
 mod commands;
-pub mod flags_and_metrics;
+mod flags_and_metrics;
 mod manifests;
 mod reasons;
 mod templates;

@@ -1,4 +1,4 @@
-//! `docs/reference/`: flags and fields as the code has them, and where the pages tell of each reason.
+//! `docs/reference/`: flags, metrics and fields as the code has them, and where the pages tell of each reason.
 
 use std::path::Path;
 
@@ -7,13 +7,15 @@ use crate::registry::{self, KINDS};
 
 mod fields;
 mod flags;
+mod metrics;
 mod reasons;
 
 pub use fields::KUBERNETES;
+pub use metrics::every_metric;
 
 /// Every generated page: its path in the tree, and its text. `read` gives the text of a file of the tree.
 pub fn files(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(String, String)>, Error> {
-    let mut pages = vec![("flags".to_owned(), flags::page())];
+    let mut pages = vec![("flags".to_owned(), flags::page()), ("metrics".to_owned(), metrics::page())];
     let mut told = Vec::new();
     for (kind, crd) in KINDS.iter().zip(registry::crds()) {
         let page = page_of(&kind.resource().kind);

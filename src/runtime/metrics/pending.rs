@@ -33,7 +33,7 @@ impl Collector for Oldest {
         let Some(since) = self.0.get().and_then(|since| since()) else { return Ok(()) };
         let name = "quartermaster_notifications_oldest_pending_timestamp_seconds";
         let help = "When the oldest change was seen that waits to be delivered, in seconds since 1970, time in which it \
-                    was suspended left out.";
+                    was suspended left out; absent while none waits.";
         let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         ConstGauge::new(since.as_second()).encode(gauge)
     }

@@ -42,7 +42,7 @@ impl fmt::Debug for Resources {
 impl Collector for Resources {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let help = "Objects by what their condition Ready says.";
+        let help = "Objects by what their condition Ready says, and why; absent while a kind is not served.";
         let mut family = encoder.encode_descriptor("quartermaster_resources", help, None, MetricType::Gauge)?;
         for (controller, count) in &*counts {
             for ((ready, reason), number) in count().unwrap_or_default() {

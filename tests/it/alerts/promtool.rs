@@ -2,11 +2,11 @@
 
 use std::process::Stdio;
 
+use quartermaster::manifests::docs::every_metric;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
 use super::*;
-use crate::docs::flags_and_metrics::every_metric;
 
 /// Whether promtool is content, and what it says.
 async fn promtool(arguments: &[&str], input: &str) -> (bool, String) {

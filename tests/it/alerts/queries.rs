@@ -1,10 +1,10 @@
 //! What alerts and dashboard ask for is what `/metrics` serves: metrics, their labels, and what these may say.
 
 use quartermaster::controllers::{config_map_sync, my_ingress};
+use quartermaster::manifests::docs::every_metric;
 use quartermaster::registry::KINDS;
 
 use super::*;
-use crate::docs::flags_and_metrics::every_metric;
 
 /// What Prometheus adds to each sample, and the Prometheus operator.
 const ADDED: [&str; 3] = ["job", "instance", "namespace"];
