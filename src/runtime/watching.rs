@@ -23,7 +23,7 @@ const RETRY: Policy = Policy { min: Duration::from_millis(500), max: Duration::f
 const STANDS: Duration = Duration::from_secs(30);
 
 /// This much later than the server was to end it a watch that hangs in silence has failed.
-const SILENCE: Duration = Duration::from_secs(45);
+pub const SILENCE: Duration = Duration::from_secs(45);
 
 /// What a watch tells.
 #[derive(Debug)]

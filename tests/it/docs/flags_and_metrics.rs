@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::CommandFactory;
 use quartermaster::cli::{Cli, Timings};
+use quartermaster::runtime::watching;
 
 use super::{page, pages, prose, row};
 
@@ -73,9 +74,18 @@ fn the_times_that_the_pages_name() {
         watch_timeout: seconds(120),
         aws_resync: seconds(600),
         aws_shown_within: seconds(60),
+        aws_timeout: seconds(20),
         aws_read_period: Duration::from_millis(200),
         aws_write_period: Duration::from_millis(500),
-        ..Timings::default()
+        metrics_known_for: seconds(60),
+        metrics_allowed_for: seconds(300),
+        metrics_refused_for: seconds(30),
+        metrics_connection: seconds(60),
+        metrics_patience: seconds(10),
+        resync: seconds(1800),
+        api_timeout: seconds(30),
     };
     assert_eq!(named, Timings::default());
+    let stands_again = (named.watch_timeout + watching::SILENCE).as_secs();
+    assert!(page("operating.md").contains(&format!("has not failed again for {stands_again} s")));
 }
