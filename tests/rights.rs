@@ -2,12 +2,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
+use std::os::unix::process::parent_id;
+use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use k8s_openapi::api::rbac::v1::PolicyRule;
 use quartermaster::manifests::rbac;
-use serde_json::Value;
-use testbed::control_plane::audit::{self, Request};
+use testbed::control_plane::audit::{self, Request, Subject};
+use testbed::usage;
 
+const NAMESPACE: &str = "quartermaster-system";
 const OPERATOR: &str = "system:serviceaccount:quartermaster-system:quartermaster-controller-manager";
 
 /// What is never asked for by a request of its own: the apiserver looks whether it may be while it answers another one, for
@@ -19,29 +23,67 @@ const LOOKED_FOR: [&str; 4] = [
     "delete deployments.apps",
 ];
 
-/// The requests of the operator's processes, to whatever cluster.
-static REQUESTS: LazyLock<Vec<Request>> = LazyLock::new(|| {
-    let folder = std::env::var_os(audit::KEPT_IN).expect("cargo sets it");
-    let logs = std::fs::read_dir(folder).expect("run the whole suite first: make test");
+/// The requests of the operator's processes, to whatever cluster of this run, each with whether what is granted may be refused there.
+/// What runs the tests, cargo, was there before the first of them.
+static REQUESTS: LazyLock<Vec<(Request, bool)>> = LazyLock::new(|| {
+    let folder = PathBuf::from(std::env::var_os(audit::KEPT_IN).expect("cargo sets it"));
+    let began = usage::started(parent_id()).unwrap();
+    let logs = audit::logs(&folder, began).expect("run the whole suite first: make test");
     let ours = |request: &Request| request.subject.user == OPERATOR && request.user_agent.starts_with("quartermaster/");
-    logs.flat_map(|log| audit::kept(&log.unwrap().path()).unwrap()).filter(ours).collect()
+    let of_log = |log: PathBuf| {
+        let refuses = audit::refuses(&log);
+        audit::kept(&log).unwrap().into_iter().filter(ours).map(move |request| (request, refuses))
+    };
+    logs.into_iter().flat_map(of_log).collect()
 });
 
-fn right(request: &Request) -> String {
-    let subject = &request.subject;
+/// A rule of ours, and where it holds: everywhere, or in one namespace.
+struct Rule {
+    rule: PolicyRule,
+    namespace: Option<&'static str>,
+}
+
+/// The rules that grant the operator something.
+static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
+    let ours = ["role", "leader_election_role", "tracker_targets_role", "metrics_auth_role"];
+    let roles = rbac::objects().into_iter().filter(|(name, _)| ours.contains(&name.as_str()));
+    roles
+        .flat_map(|(_, role)| {
+            let namespace = (role["kind"] == "Role").then_some(NAMESPACE);
+            let rules: Vec<PolicyRule> = serde_json::from_value(role["rules"].clone()).unwrap();
+            rules.into_iter().map(move |rule| Rule { rule, namespace })
+        })
+        .collect()
+});
+
+impl Rule {
+    fn grants(&self, subject: &Subject) -> bool {
+        let has = |list: &Option<Vec<String>>, word: &String| list.iter().flatten().any(|it| it == word);
+        let PolicyRule { api_groups, resources, resource_names, verbs, .. } = &self.rule;
+        verbs.contains(&subject.verb)
+            && has(api_groups, &subject.group)
+            && has(resources, &subject.resource)
+            && (resource_names.is_none() || has(resource_names, &subject.name))
+            && self.namespace.is_none_or(|namespace| namespace == subject.namespace)
+    }
+}
+
+fn right(subject: &Subject) -> String {
     format!("{} {}.{}", subject.verb, subject.resource, subject.group)
+}
+
+/// With all that a rule can be about.
+fn call(subject: &Subject) -> String {
+    format!("{} {:?} in namespace {:?}", right(subject), subject.name, subject.namespace)
 }
 
 /// Every verb on every resource that a rule of ours grants the operator.
 fn granted() -> BTreeSet<String> {
-    let ours = ["role", "leader_election_role", "tracker_targets_role", "metrics_auth_role"];
-    let roles = rbac::objects().into_iter().filter(|(name, _)| ours.contains(&name.as_str()));
     let mut granted = BTreeSet::new();
-    let texts = |value: &Value| -> Vec<String> { serde_json::from_value(value.clone()).unwrap() };
-    for rule in roles.flat_map(|(_, role)| role["rules"].as_array().unwrap().clone()) {
-        for group in texts(&rule["apiGroups"]) {
-            for resource in texts(&rule["resources"]) {
-                granted.extend(texts(&rule["verbs"]).iter().map(|verb| format!("{verb} {resource}.{group}")));
+    for Rule { rule, .. } in &*RULES {
+        for group in rule.api_groups.iter().flatten() {
+            for resource in rule.resources.iter().flatten() {
+                granted.extend(rule.verbs.iter().map(|verb| format!("{verb} {resource}.{group}")));
             }
         }
     }
@@ -50,7 +92,8 @@ fn granted() -> BTreeSet<String> {
 
 #[test]
 fn every_right_is_used() {
-    let used: BTreeSet<_> = REQUESTS.iter().filter(|it| !it.lacked_right).map(right).collect();
+    let used: BTreeSet<_> =
+        REQUESTS.iter().filter(|(it, _)| !it.lacked_right).map(|(it, _)| right(&it.subject)).collect();
     let mut unused: Vec<_> = granted().difference(&used).cloned().collect();
     // Where the apiserver can, a watch begins with what a list would have (it needs both rights).
     let is_listed = |right: &str| right.strip_prefix("list ").is_some_and(|it| used.contains(&format!("watch {it}")));
@@ -60,16 +103,41 @@ fn every_right_is_used() {
     assert!(really.is_empty(), "these are asked for after all: {really:?}");
 }
 
-/// Refused is only what a test takes away, or what an apiserver does not know yet that has just started: both are rights that we ship.
+/// By verb, resource, namespace and name. No test excuses that.
 #[test]
-fn nothing_is_asked_for_in_vain() {
+fn nothing_is_asked_for_that_no_rule_grants() {
     // What is tracked without a right: a test's own kind, and the pages' example.
-    let is_tracked = |request: &Request| {
-        let subject = &request.subject;
-        subject.group.ends_with("example.com") || subject.resource == "cronjobs"
+    let is_tracked = |subject: &Subject| {
+        ["list", "watch"].contains(&&*subject.verb)
+            && (subject.group.ends_with("example.com") || right(subject).ends_with(" cronjobs.batch"))
     };
-    let refused: BTreeSet<_> = REQUESTS.iter().filter(|it| it.lacked_right && !is_tracked(it)).map(right).collect();
-    let granted = granted();
-    let in_vain: Vec<_> = refused.difference(&granted).collect();
-    assert!(in_vain.is_empty(), "no rule of ours grants these: {in_vain:?}");
+    let refused = REQUESTS.iter().filter(|(it, _)| it.lacked_right).map(|(it, _)| &it.subject);
+    let in_vain: BTreeSet<_> =
+        refused.filter(|it| !is_tracked(it) && !RULES.iter().any(|rule| rule.grants(it))).map(call).collect();
+    assert!(in_vain.is_empty(), "no rule of ours grants these: {in_vain:#?}");
+}
+
+/// Where a test takes a right away it says so: `expect_refusals` of the control plane's audit log.
+#[test]
+fn what_a_rule_grants_is_refused_only_where_it_was_taken_away() {
+    let refused = REQUESTS.iter().filter(|(it, refuses)| it.lacked_right && !refuses).map(|(it, _)| &it.subject);
+    let refused: BTreeSet<_> = refused.filter(|it| RULES.iter().any(|rule| rule.grants(it))).map(call).collect();
+    assert!(refused.is_empty(), "these rights were there and did not hold: {refused:#?}");
+}
+
+/// A rule for one object, and one for a namespace, do not grant the same elsewhere.
+#[test]
+fn a_rule_grants_what_it_names_where_it_holds() {
+    let asked = |verb: &str, resource: &str, group: &str, namespace: &str, name: &str| {
+        let [verb, resource, group, namespace, name] = [verb, resource, group, namespace, name].map(str::to_owned);
+        let subject = Subject { user: OPERATOR.into(), verb, group, resource, namespace, name };
+        RULES.iter().any(|rule| rule.grants(&subject))
+    };
+    let lease = |verb, namespace, name| asked(verb, "leases", "coordination.k8s.io", namespace, name);
+    assert!(lease("create", NAMESPACE, "") && lease("update", NAMESPACE, "quartermaster"));
+    assert!(!lease("create", "default", "") && !lease("update", "default", "quartermaster"));
+    assert!(!lease("update", NAMESPACE, "another") && !lease("delete", NAMESPACE, "quartermaster"));
+    let crds = |verb, name| asked(verb, "customresourcedefinitions", "apiextensions.k8s.io", "", name);
+    assert!(crds("watch", "myapps.demo.rtfm.co.ua") && !crds("watch", "") && !crds("list", "widgets.example.com"));
+    assert!(asked("get", "secrets", "", "anywhere", "any") && !asked("list", "secrets", "", "anywhere", ""));
 }

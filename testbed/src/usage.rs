@@ -1,6 +1,7 @@
-//! What a process uses, as `/proc` says (<https://man7.org/linux/man-pages/man5/proc.5.html>).
+//! What a process uses, and since when, as `/proc` says (<https://man7.org/linux/man-pages/man5/proc.5.html>).
 
 use anyhow::{Context as _, Result};
+use jiff::{SignedDuration, Timestamp};
 
 /// Memory, in MiB.
 #[derive(Clone, Copy, Debug)]
@@ -26,11 +27,50 @@ impl Memory {
 
 /// CPU time that a process has used so far, in user space and in the kernel, in seconds.
 pub fn cpu_seconds(process: u32) -> Result<f64> {
-    /// Linux counts in hundredths of a second, whatever its own clock does.
-    const TICKS: f64 = 100.0;
+    let [user, kernel] = ticks(process, [14, 15])?;
+    Ok((user + kernel) / TICKS)
+}
+
+/// When a process started, to the second.
+pub fn started(process: u32) -> Result<Timestamp> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let boot = stat.lines().find_map(|line| line.strip_prefix("btime ")).context("no time of boot")?;
+    let [since_boot] = ticks(process, [22])?;
+    Ok(Timestamp::from_second(boot.trim().parse()?)? + SignedDuration::try_from_secs_f64(since_boot / TICKS)?)
+}
+
+/// Linux counts in hundredths of a second, whatever its own clock does.
+const TICKS: f64 = 100.0;
+
+/// These fields of `/proc/PID/stat`, by their number in proc(5), the fourth or a later one.
+fn ticks<const N: usize>(process: u32, fields: [usize; N]) -> Result<[f64; N]> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    // The name stands in parentheses, and may hold anything.
+    // The second field is the name in parentheses, and may hold anything.
     let (_, rest) = stat.rsplit_once(')').context("no name")?;
-    let ticks: u32 = rest.split_whitespace().skip(11).take(2).filter_map(|number| number.parse::<u32>().ok()).sum();
-    Ok(f64::from(ticks) / TICKS)
+    let rest: Vec<_> = rest.split_whitespace().collect();
+    let mut all = [0.0; N];
+    for (value, field) in all.iter_mut().zip(fields) {
+        *value = rest.get(field - 3).with_context(|| format!("no field {field}"))?.parse()?;
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use super::*;
+
+    #[test]
+    fn a_process_started_when_it_was_started() {
+        let second = SignedDuration::from_secs(1);
+        let before = Timestamp::now() - second;
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let of_child = started(child.id()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(before <= of_child && of_child <= Timestamp::now() + second, "{before} {of_child}");
+        assert!(started(std::os::unix::process::parent_id()).unwrap() <= of_child);
+        assert!(cpu_seconds(std::process::id()).unwrap() >= 0.0);
+    }
 }

@@ -26,6 +26,9 @@ rules:
 /// The environment variable that names a folder for the logs of all control planes.
 pub const KEPT_IN: &str = "TESTBED_AUDIT_LOGS";
 
+/// In place of `log`, in the name of the file that says that refusals are to be expected in the log of the same name.
+const REFUSES: &str = "refuses";
+
 /// How long the line of an answered request may take to stand in the log.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -86,6 +89,14 @@ impl Audit {
         Self { path: path.into(), admin }
     }
 
+    /// Says to whoever reads the log later that here what is granted is refused for a while: a test takes a right away.
+    ///
+    /// # Errors
+    /// The file beside the log cannot be written.
+    pub fn expect_refusals(&self) -> Result<()> {
+        Ok(std::fs::write(self.path.with_extension(REFUSES), "")?)
+    }
+
     /// Takes a mark. It makes one request of its own, as `admin` (a get of a path that is no resource).
     ///
     /// # Errors
@@ -139,6 +150,27 @@ impl Audit {
         file.take(length).read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
+}
+
+/// The logs in this folder that were written to since then.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn logs(folder: &Path, since: Timestamp) -> Result<Vec<PathBuf>> {
+    let mut logs = Vec::new();
+    for file in std::fs::read_dir(folder)? {
+        let file = file?;
+        let is_log = file.path().extension().is_some_and(|extension| extension == "log");
+        if is_log && Timestamp::try_from(file.metadata()?.modified()?)? >= since {
+            logs.push(file.path());
+        }
+    }
+    Ok(logs)
+}
+
+/// Whether what is granted may be refused in this log: [`Audit::expect_refusals`].
+pub fn refuses(log: &Path) -> bool {
+    log.with_extension(REFUSES).exists()
 }
 
 /// Every request in this log of a control plane that has ended.
@@ -254,6 +286,21 @@ mod tests {
         );
         assert!(request.subject.is_write());
         assert_eq!(request.code, 200);
+    }
+
+    #[test]
+    fn what_an_earlier_run_left_is_not_counted() {
+        let folder = crate::process::Folder::new().unwrap();
+        let (old, new) = (folder.path().join("old.log"), folder.path().join("new.log"));
+        let now = Timestamp::now();
+        std::fs::write(&new, "").unwrap();
+        std::fs::write(&old, "").unwrap();
+        let hour_ago = now - jiff::SignedDuration::from_hours(1);
+        File::options().write(true).open(&old).unwrap().set_modified(hour_ago.into()).unwrap();
+        std::fs::write(new.with_extension(REFUSES), "").unwrap();
+        let minute_ago = now - jiff::SignedDuration::from_mins(1);
+        assert_eq!(logs(folder.path(), minute_ago).unwrap(), std::slice::from_ref(&new));
+        assert!(refuses(&new) && !refuses(&old));
     }
 
     #[test]

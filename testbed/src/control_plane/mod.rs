@@ -268,6 +268,8 @@ impl ControlPlane {
         {
             let mut running = self.running();
             ensure!(running.apiserver.is_none(), "the apiserver is running");
+            // It answers before it has read which rights there are.
+            self.audit().expect_refusals()?;
             running.apiserver = Some(self.servers.apiserver()?);
         }
         self.apiserver_ready().await

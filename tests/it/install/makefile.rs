@@ -26,6 +26,8 @@ async fn nothing_left(bed: &Bed) {
 
 /// Takes away all that is there, while its operator runs.
 pub async fn undeploy(bed: &Bed) {
+    // Its rights go while the operator runs.
+    bed.plane.audit().expect_refusals().unwrap();
     done(bed, &["undeploy"]).await;
     nothing_left(bed).await;
     done(bed, &["undeploy"]).await; // nothing is there, and that is no failure

@@ -125,6 +125,10 @@ impl Walk {
                 install(&self.bed.plane).await;
             }
         }
+        if !stage.installed {
+            // What a page installs it may take away again while the operator runs.
+            self.bed.plane.audit().expect_refusals().unwrap();
+        }
         self.there = if stage.installed { There::Installed } else { There::Something };
 
         let (mut ran, mut scenes, mut operator) = (0, stage.scenes.iter().peekable(), None);
