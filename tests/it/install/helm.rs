@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use quartermaster::api::kind::Kind;
 use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress};
 use serde_json::json;
 use testbed::aws::Aws;
@@ -198,6 +199,7 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
     let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     examples_are_well(bed).await;
     let uninstall = ["uninstall", "quartermaster", "-n", SYSTEM];
+    leaving_crds_out_takes_nothing(&site).await;
 
     let balancer = aws.balancers().await.unwrap().remove(0);
     aws.protect(&balancer.arn, true).await.unwrap();
@@ -229,4 +231,31 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
     assert!(!left.contains("customresourcedefinition"), "{left}");
     let left = site.kubectl(&["-n", SYSTEM, "get", "all,serviceaccounts,roles,rolebindings", "-o", "name"]).await;
     assert!(!left.contains("quartermaster"), "{left}");
+}
+
+/// CRDs that are left out of a later release stay, and so do their objects, though they were to go with it; where helm would delete
+/// them, it is refused.
+async fn leaving_crds_out_takes_nothing(site: &Site) {
+    let kinds: Vec<_> = registry::KINDS.iter().map(Kind::crd_name).collect();
+    let (what, uid) =
+        (format!("crd,{}", kinds.join(",")), "custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid");
+    let there = async || site.kubectl(&["get", &what, "-A", "-o", uid]).await;
+    let upgrade = ["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reuse-values", "--set"];
+    let before = there().await;
+    assert_eq!(
+        before.lines().filter(|line| !line.is_empty() && !line.starts_with("KIND")).count(),
+        2 * kinds.len(),
+        "{before}"
+    );
+
+    let annotate = ["annotate", "crd", "contactpoints.tg.azamaton.ru"];
+    site.kubectl(&[&annotate[..], &["helm.sh/resource-policy-"]].concat()).await;
+    let (came, said) = site.helm(&[&upgrade[..], &["crds.install=false"]].concat()).await;
+    let keep = [&annotate[..], &["helm.sh/resource-policy=keep"]].concat();
+    assert!(!came && said.contains(&format!("(kubectl {})", keep.join(" "))), "{said}");
+    site.kubectl(&keep).await;
+    for value in ["crds.install=false", "crds.install=true"] {
+        site.done(&[&upgrade[..], &[value]].concat()).await;
+        assert_eq!(there().await, before, "{value}");
+    }
 }
