@@ -270,6 +270,22 @@ async fn an_apiserver_takes_it_with_any_values() {
     }
 }
 
+/// Where no Lease says that the operator runs, its silence is no reason to give up.
+#[tokio::test]
+async fn its_uninstall_waits_for_an_operator_that_it_cannot_see() {
+    let hook = async |values: &str| {
+        let made = made(&["--set", &format!("crds.keep=false{values}")]).await;
+        let (_, job) = made.iter().find(|(name, _)| name.contains(" Job ")).unwrap();
+        let args = job["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap().clone();
+        let bound =
+            made.contains_key(&format!("rbac.authorization.k8s.io/v1 RoleBinding {SYSTEM}/quartermaster-uninstall"));
+        (args.contains(&"--stalled-after=4m".into()), bound)
+    };
+    assert_eq!(hook("").await, (false, true));
+    assert_eq!(hook(",rbac.create=false").await, (true, false), "that Role is not there");
+    assert_eq!(hook(",replicas=1,leaderElection.enabled=false").await, (true, true));
+}
+
 #[tokio::test]
 async fn its_monitor_finds_its_service() {
     for (values, scheme, tls) in [
