@@ -225,10 +225,14 @@ async fn what_is_no_value_is_refused() {
         ("metrics.certSecret=Not/One", "certSecret"),
         ("watchNamespaces={Shop}", "watchNamespaces"),
         ("extraEnv[0].name=A,extraEnv[0].value=true", "extraEnv"),
+        ("networkPolicy.egress.to[0].ipBlock.cidr=10.0.0.1/32", "additional properties 'ipBlock' not allowed"),
+        ("metrics.port=8081", "metrics.port and healthProbe.port are both 8081: give each a port of its own"),
     ] {
         let (done, said) = template(&["--set", value]).await;
         assert!(!done && said.contains(words), "{value}: {said}");
     }
+    // What is not served takes no port.
+    assert!(template(&["--set", "metrics.port=8081,metrics.enabled=false"]).await.0);
     // One replica needs no lease.
     assert!(template(&["--set", "replicas=1,leaderElection.enabled=false"]).await.0);
 }
@@ -246,7 +250,7 @@ async fn an_apiserver_takes_it_with_any_values() {
          topologySpread.constraints[0].maxSkew=2,topologySpread.constraints[0].topologyKey=zone,\
          topologySpread.constraints[0].whenUnsatisfiable=ScheduleAnyway,extraVolumes[0].name=v,extraVolumes[0].secret.secretName=s,\
          extraVolumeMounts[0].name=v,extraVolumeMounts[0].mountPath=/v,serviceAccount.annotations.role=arn,aws.region=eu-central-1,\
-         extraEnv[0].name=A,extraEnv[0].value=b,metrics.certSecret=certificate,networkPolicy.egress.enabled=true,networkPolicy.egress.to[0].ports[0].port=443",
+         extraEnv[0].name=A,extraEnv[0].value=b,metrics.certSecret=certificate,networkPolicy.egress.enabled=true,networkPolicy.egress.to[0].ports[0].port=443,networkPolicy.egress.to[0].to[0].ipBlock.cidr=10.0.0.1/32",
         "0".repeat(64)
     );
     let nothing = "crds.install=false,rbac.create=false,rbac.people=false,serviceAccount.create=false,serviceAccount.name=mine,\
@@ -284,6 +288,18 @@ async fn its_uninstall_waits_for_an_operator_that_it_cannot_see() {
     assert_eq!(hook("").await, (false, true));
     assert_eq!(hook(",rbac.create=false").await, (true, false), "that Role is not there");
     assert_eq!(hook(",replicas=1,leaderElection.enabled=false").await, (true, true));
+}
+
+#[tokio::test]
+async fn who_may_come_for_metrics_is_replaced_by_ones_own_word() {
+    let from = async |value: &str| {
+        let made = made(&["--set", value]).await;
+        let (_, policy) = made.iter().find(|(name, _)| name.contains(" NetworkPolicy ")).unwrap();
+        policy["spec"]["ingress"][0]["from"][0]["namespaceSelector"].clone()
+    };
+    assert_eq!(from("replicas=2").await, json!({ "matchLabels": { "metrics": "enabled" } }));
+    let own = "networkPolicy.metricsFrom.matchLabels.team=monitoring";
+    assert_eq!(from(own).await, json!({ "matchLabels": { "team": "monitoring" } }));
 }
 
 #[tokio::test]
