@@ -362,7 +362,8 @@ async fn its_alerts_are_those_of_its_own_service_and_lead_to_their_pages() {
     assert_eq!(rules["metadata"]["labels"]["release"], "prometheus");
     assert_alerts_are_of_the_job_of(&rules, &service);
     let page = |rules: &Value| rules["spec"]["groups"][0]["rules"][0]["annotations"]["runbook_url"].clone();
-    assert_eq!(page(&rules), "docs/runbooks/QuartermasterDown.md");
+    let pages = rules.to_string().matches("runbook_url").count();
+    assert_eq!(pages, 0, "nobody knows where they are");
     let elsewhere = format!("{values},metrics.prometheusRule.runbooks=https://docs.example.com/runbooks/");
     let rules = one(&made(&elsewhere).await, "PrometheusRule").unwrap();
     assert_eq!(page(&rules), "https://docs.example.com/runbooks/QuartermasterDown.md");
