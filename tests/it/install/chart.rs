@@ -302,6 +302,38 @@ async fn who_may_come_for_metrics_is_replaced_by_ones_own_word() {
     assert_eq!(from(own).await, json!({ "matchLabels": { "team": "monitoring" } }));
 }
 
+/// What helm says at its end.
+#[tokio::test]
+async fn its_last_words_fit_what_was_installed() {
+    let notes = async |values: &str| {
+        let fixed = ["install", "quartermaster", CHART, "-n", SYSTEM, "--dry-run=client", "--set", values];
+        let (done, said) = told(&tree_command(helm().await).args(fixed).output().await.unwrap());
+        assert!(done, "{said}");
+        said.split_once("\nNOTES:\n").unwrap().1.to_owned()
+    };
+    let (example, metrics) = ("kubectl apply -f example/", "--clusterrole=quartermaster-metrics-reader");
+    let label = "kubectl label namespace NAMESPACE metrics=enabled";
+    let plain = notes("replicas=2").await;
+    for words in [example, metrics, label, "kubectl get quartermaster -A", "quartermaster uninstall --purge"] {
+        assert!(plain.contains(words), "{words}: {plain}");
+    }
+    // The examples are elsewhere, and others' objects are not its own.
+    let some = notes("watchNamespaces={a,b}").await;
+    for words in ["kubectl get quartermaster -n b\n", "quartermaster uninstall -n a\n"] {
+        assert!(some.contains(words), "{words}: {some}");
+    }
+    assert!(!some.contains(example) && !some.contains("--purge"), "{some}");
+    for open in ["metrics.secure=false", "metrics.enabled=false", "rbac.create=false"] {
+        assert!(!notes(open).await.contains(metrics), "{open}");
+    }
+    assert!(!notes("networkPolicy.enabled=false").await.contains(label));
+    assert!(
+        notes("crds.keep=false")
+            .await
+            .contains("deletes every object of its kinds in every namespace, and then the CRDs")
+    );
+}
+
 #[tokio::test]
 async fn its_monitor_finds_its_service() {
     for (values, scheme, tls) in [
