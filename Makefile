@@ -90,7 +90,13 @@ deploy: ## Install everything into the current cluster: IMG=... is what runs
 	$(call needs-image,$(pushed) "once it is pushed (make docker-build docker-push IMG=...)" $(loaded))
 	$(manifest) | $(KUBECTL) apply -f -
 
+# The program that does the work, before any of it is done.
+needs-program = @command -v $(firstword $(QUARTERMASTER)) >/dev/null || { printf '%s\n' \
+  "make $@: $(firstword $(QUARTERMASTER)) is not there. Get Rust (https://rustup.rs), or give it the program (docs/commands.md, Getting it):" \
+  "  make $@ QUARTERMASTER=/path/to/quartermaster" >&2; exit 1; }
+
 undeploy: ## Remove everything from the current cluster, every object of our kinds first, while the operator still runs
+	$(needs-program)
 	@own=$$(mktemp) && trap 'rm -f "$$own"' EXIT && $(KUBECTL) config view --raw --minify --flatten >"$$own" && \
 	  $(QUARTERMASTER) uninstall --purge --yes --kubeconfig "$$own" # that cluster, whatever KUBECTL is told besides
 	$(KUBECTL) delete --ignore-not-found -k config/default

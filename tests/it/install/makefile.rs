@@ -73,6 +73,15 @@ async fn a_placeholder_is_no_image() {
     }
 }
 
+#[tokio::test]
+async fn nothing_is_undeployed_without_the_program_that_does_it() {
+    // kubectl is not there: whoever asks for it says so.
+    let absent = ["QUARTERMASTER=/no/quartermaster", "KUBECTL=/no/kubectl"];
+    let (done, said) = told(&tree_command("make").arg("undeploy").args(absent).output().await.unwrap());
+    assert!(!done && said.contains("make undeploy QUARTERMASTER=/path/to/quartermaster\n"), "{said}");
+    assert!(!said.contains("/no/kubectl"), "{said}");
+}
+
 /// There is no container engine where this runs, so what they are asked for is all that can be shown.
 #[tokio::test]
 async fn what_the_container_tools_are_asked_for() {
