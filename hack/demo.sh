@@ -77,7 +77,7 @@ copy() { # what is waited for, colour
 coloured() { [ "$(kubectl -n "$shop" get configmap settings -o jsonpath='{.data}')" = "{\"colour\":\"$1\"}" ]; }
 
 scaled() {
-  [ "$(kubectl get deployment appservice-sample -o jsonpath='{.status.readyReplicas} {..containers[0].image}')" = "3 $image" ]
+  [ "$(kubectl get deployment appservice-sample -o jsonpath='{.status.readyReplicas} {..containers[0].image}')" = '3 nginx:1.29' ]
 }
 
 ready() ( # the operator says so

@@ -4,15 +4,15 @@
 
 readonly system=quartermaster-system
 case "${CLUSTER:-}" in
-  '') current='' home=default shop=shop image=nginx:1.7.9 patience=30 ;;
-  # So old an image is not to be had everywhere, and images take their time.
-  current) current=yes home=quartermaster-demo shop=quartermaster-demo-shop image=nginx:1.29 patience=300 ;;
+  '') current='' home=default shop=shop patience=30 ;;
+  # Images take their time.
+  current) current=yes home=quartermaster-demo shop=quartermaster-demo-shop patience=300 ;;
   *)
     echo "CLUSTER=$CLUSTER: write CLUSTER=current for the cluster of your current context, or leave it out" >&2
     exit 2
     ;;
 esac
-readonly current home shop image patience
+readonly current home shop patience
 
 # sample FILE: applies one of config/samples, in this demo's namespaces and for its receivers.
 sample() {
@@ -21,7 +21,7 @@ sample() {
     tg_v1_contactpoint.yaml) [ -z "$own_chat" ] || changes+=("s/chatId: .*/chatId: $chat_field/") ;;
     tg_v1_contactpoint_webhook.yaml) changes+=("s#https://hooks.example.com#$WEBHOOK_URL#") ;;
     # That port may be somebody's.
-    kosmos_v1_appservice.yaml) [ -z "$current" ] || changes+=('/nodePort:/d' "s/image: .*/image: $image/") ;;
+    kosmos_v1_appservice.yaml) [ -z "$current" ] || changes+=('/nodePort:/d') ;;
   esac
   [ -z "$current" ] || changes+=("s/amespace: default\$/amespace: $home/" "s/amespace: shop\$/amespace: $shop/")
   if [ ${#changes[@]} -gt 0 ]; then

@@ -58,7 +58,7 @@ async fn samples_apply_and_columns_answer() {
     kubectl(&["patch", "appsvc/appservice-sample", "--subresource=status", "--type=merge", "-p", &status], "").await;
     let apps = columns(&kubectl(&["get", "appsvc", "-o", "wide"], "").await);
     assert!(apps.contains("NAME REPLICAS AVAILABLE READY REASON IMAGE MESSAGE AGE"), "{apps}");
-    assert!(apps.contains("appservice-sample 2 1 False ImagePullBackOff nginx:1.7.9 no such image"), "{apps}");
+    assert!(apps.contains("appservice-sample 2 1 False ImagePullBackOff nginx:1.29 no such image"), "{apps}");
     let all = kubectl(&["get", "quartermaster", "-A"], "").await;
     assert!(all.contains("contactpoint.tg.azamaton.ru/telegram-cp"), "{all}");
     assert!(all.contains("trackedfield.tg.azamaton.ru/nginx-deployment-replicas"), "{all}");

@@ -100,6 +100,20 @@ fn every_manifest_parses_and_its_templates_render() {
     }
 }
 
+/// A newcomer's nodes pull what the samples name: containerd 2 knows no image that is as old as document 002's.
+#[test]
+fn no_sample_names_an_image_that_is_refused() {
+    let mut images = Vec::new();
+    for folder in ["config/samples", "example"] {
+        for file in fs::read_dir(root().join(folder)).unwrap().map(|file| file.unwrap().path()) {
+            let sample: Value = serde_saphyr::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+            images.extend(sample["spec"]["image"].as_str().map(str::to_owned));
+        }
+    }
+    images.extend(shown().iter().filter_map(|object| object["spec"]["image"].as_str().map(str::to_owned)));
+    assert!(images.len() >= 6 && !images.contains(&"nginx:1.7.9".to_owned()), "{images:?}");
+}
+
 /// The pages show the samples of webhooks as they are.
 #[test]
 fn the_samples_are_those_of_the_pages() {
