@@ -40,6 +40,10 @@ RUN touch src/lib.rs src/main.rs; \
 
 # glibc, and the certificates of well-known authorities; no shell.
 FROM gcr.io/distroless/cc-debian12:nonroot
+LABEL org.opencontainers.image.title=quartermaster \
+      org.opencontainers.image.description="The everyday chores of a Kubernetes cluster, one small operator" \
+      org.opencontainers.image.licenses=Apache-2.0
+COPY LICENSE /LICENSE
 COPY --from=builder /quartermaster /quartermaster
 USER 65532:65532
 ENTRYPOINT ["/quartermaster"]

@@ -108,6 +108,8 @@ root=$(buildah mount "$container")
 setting() { buildah inspect --type image --format "{{$1}}" quartermaster:test; }
 user=$(setting .OCIv1.Config.User)
 entrypoint=$(setting 'index .OCIv1.Config.Entrypoint 0')
+licence=$(setting 'index .OCIv1.Config.Labels "org.opencontainers.image.licenses"')
+[ "$licence" = Apache-2.0 ] && [ -s "$root/LICENSE" ] || { echo 'it does not carry its licence' >&2; exit 1; }
 [ "$user" = 65532:65532 ] || { echo "its user is $user, not 65532:65532" >&2; exit 1; }
 # shellcheck disable=SC2016 # for the other shell
 unshare --mount --pid --fork --kill-child bash -euc '
