@@ -43,7 +43,6 @@ if has python3; then
   python3 -c 'import venv, ensurepip' 2>/dev/null ||
     miss "Python's venv" "apt-get install python3-venv, or your distribution's package"
 fi
-package make make
 package git git
 package openssl openssl
 package jq jq
