@@ -5,7 +5,6 @@ use std::path::Path;
 
 use clap::CommandFactory as _;
 use quartermaster::cli::Cli;
-use quartermaster::registry::{LEASE_VERBS, LEASES};
 use serde_json::json;
 
 use super::same::{assert_alerts_are_of_the_job_of, kustomized};
@@ -32,7 +31,7 @@ async fn template(values: &[&str]) -> (bool, String) {
 }
 
 /// The objects with these values.
-async fn made(values: &[&str]) -> BTreeMap<String, Value> {
+pub async fn made(values: &[&str]) -> BTreeMap<String, Value> {
     let (done, said) = template(values).await;
     assert!(done, "{values:?}: {said}");
     objects(&said)
@@ -128,88 +127,6 @@ async fn every_flag_is_reached() {
     }
 }
 
-/// Every resource that a set of values gives a right to, with its namespace (`-`: all of them).
-async fn rights(values: &[&str]) -> BTreeSet<String> {
-    let made = made(values).await;
-    let of_people = |name: &str| ["-viewer-role", "-editor-role", "-admin-role"].iter().any(|end| name.ends_with(end));
-    let roles = made
-        .iter()
-        .filter(|(name, object)| matches!(object["kind"].as_str(), Some("Role" | "ClusterRole")) && !of_people(name));
-    let mut rights = BTreeSet::new();
-    for (_, role) in roles {
-        let namespace = role["metadata"]["namespace"].as_str().unwrap_or("-");
-        for rule in role["rules"].as_array().into_iter().flatten() {
-            for resource in rule["resources"].as_array().into_iter().chain(rule["nonResourceURLs"].as_array()).flatten()
-            {
-                rights.insert(format!("{namespace} {}", resource.as_str().unwrap()));
-            }
-        }
-    }
-    rights
-}
-
-#[tokio::test]
-async fn rights_follow_the_controllers_and_the_namespaces() {
-    let all = rights(&[]).await;
-    assert!(all.contains("- secrets") && all.contains("- deployments") && all.contains("- nodes"), "{all:?}");
-    let copies = ["configmapsyncs", "configmapsyncs/status", "configmapsyncs/finalizers", "configmaps", "events"];
-    let ours = |namespace: &str, resources: &[&str]| {
-        resources.iter().map(|it| format!("{namespace} {it}")).collect::<BTreeSet<_>>()
-    };
-    // Those who read metrics are asked about.
-    let metrics = ["tokenreviews", "subjectaccessreviews", "/metrics"];
-    let beside = &ours("-", &["customresourcedefinitions"]) | &ours(SYSTEM, &["leases"]);
-    let plain = &(&ours("-", &copies) | &ours("-", &["namespaces"])) | &beside;
-    for value in ["metrics.secure=false", "metrics.enabled=false"] {
-        assert_eq!(rights(&["--set", &format!("controllers={{configmapsync}},{value}")]).await, plain);
-    }
-    let beside = &ours("-", &metrics) | &beside;
-    let expected = &plain | &beside;
-    assert_eq!(rights(&["--set", "controllers={configmapsync}"]).await, expected);
-    let expected = &(&ours("a", &copies) | &ours("b", &copies)) | &beside;
-    assert_eq!(rights(&["--set", "controllers={configmapsync},watchNamespaces={a,b}"]).await, expected);
-    let some = rights(&["--set", "watchNamespaces={a}"]).await;
-    let everywhere: Vec<_> = some.iter().filter_map(|right| right.strip_prefix("- ")).collect();
-    // What may be tracked is bound in the namespace alone.
-    let tracked = ["deployments", "services", "statefulsets"];
-    let expected = [&["customresourcedefinitions", "namespaces", "nodes"][..], &tracked, &metrics].concat();
-    assert_eq!(everywhere.iter().collect::<BTreeSet<_>>(), expected.iter().collect());
-    let made = made(&["--set", "watchNamespaces={a}"]).await;
-    assert!(made.contains_key("rbac.authorization.k8s.io/v1 RoleBinding a/quartermaster-tracker-rolebinding"));
-    let bound: Vec<_> = made.keys().filter(|name| name.contains(" ClusterRoleBinding ")).collect();
-    assert_eq!(bound.len(), 2, "its own, and to ask about those who read metrics: {bound:?}");
-}
-
-/// Releases that share a namespace have a Lease each, and no right to the other's.
-#[tokio::test]
-async fn the_right_to_the_lease_follows_its_name() {
-    for (values, id) in [(&[][..], "quartermaster"), (&["--set", "leaderElection.id=mine"][..], "mine")] {
-        let role = &made(values).await
-            [&format!("rbac.authorization.k8s.io/v1 Role {SYSTEM}/quartermaster-leader-election-role")];
-        let rule =
-            |verbs: &[&str]| json!({ "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": verbs });
-        let mut of_one = rule(LEASE_VERBS);
-        of_one["resourceNames"] = json!([id]);
-        assert_eq!(role["rules"], json!([rule(LEASES.verbs), of_one]));
-    }
-}
-
-/// Without the policies, who may edit one namespace would reach into others.
-#[tokio::test]
-async fn no_role_joins_edit_without_the_policies() {
-    let joining = async |values: &[&str]| {
-        let joins = |object: &Value| {
-            object["metadata"]["labels"].to_string().contains("rbac.authorization.k8s.io/aggregate-to-")
-        };
-        made(values).await.values().filter(|object| joins(object)).count()
-    };
-    let kinds = quartermaster::registry::KINDS.len();
-    assert_eq!(joining(&[]).await, 3 * kinds - 2, "all but two of MyIngress");
-    for value in ["admissionPolicies.enabled=false", "rbac.aggregateToEdit=false"] {
-        assert_eq!(joining(&["--set", value]).await, kinds, "{value}: the viewers");
-    }
-}
-
 #[tokio::test]
 async fn what_is_no_value_is_refused() {
     for (value, words) in [
@@ -274,6 +191,18 @@ async fn an_apiserver_takes_it_with_any_values() {
     }
 }
 
+#[tokio::test]
+async fn who_may_come_for_metrics_is_replaced_by_ones_own_word() {
+    let from = async |value: &str| {
+        let made = made(&["--set", value]).await;
+        let (_, policy) = made.iter().find(|(name, _)| name.contains(" NetworkPolicy ")).unwrap();
+        policy["spec"]["ingress"][0]["from"][0]["namespaceSelector"].clone()
+    };
+    assert_eq!(from("replicas=2").await, json!({ "matchLabels": { "metrics": "enabled" } }));
+    let own = "networkPolicy.metricsFrom.matchLabels.team=monitoring";
+    assert_eq!(from(own).await, json!({ "matchLabels": { "team": "monitoring" } }));
+}
+
 /// Where no Lease says that the operator runs, its silence is no reason to give up.
 #[tokio::test]
 async fn its_uninstall_waits_for_an_operator_that_it_cannot_see() {
@@ -288,18 +217,6 @@ async fn its_uninstall_waits_for_an_operator_that_it_cannot_see() {
     assert_eq!(hook("").await, (false, true));
     assert_eq!(hook(",rbac.create=false").await, (true, false), "that Role is not there");
     assert_eq!(hook(",replicas=1,leaderElection.enabled=false").await, (true, true));
-}
-
-#[tokio::test]
-async fn who_may_come_for_metrics_is_replaced_by_ones_own_word() {
-    let from = async |value: &str| {
-        let made = made(&["--set", value]).await;
-        let (_, policy) = made.iter().find(|(name, _)| name.contains(" NetworkPolicy ")).unwrap();
-        policy["spec"]["ingress"][0]["from"][0]["namespaceSelector"].clone()
-    };
-    assert_eq!(from("replicas=2").await, json!({ "matchLabels": { "metrics": "enabled" } }));
-    let own = "networkPolicy.metricsFrom.matchLabels.team=monitoring";
-    assert_eq!(from(own).await, json!({ "matchLabels": { "team": "monitoring" } }));
 }
 
 /// What helm says at its end.

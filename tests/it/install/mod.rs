@@ -16,6 +16,7 @@ use crate::support::{Bed, TOKEN};
 mod chart;
 mod helm;
 mod makefile;
+mod rights;
 mod same;
 mod walkthrough;
 mod workflows;
