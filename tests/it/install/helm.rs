@@ -13,21 +13,21 @@ use super::*;
 use crate::support::{Operator, Plane, SOON, SYSTEM, bot_api};
 
 /// A cluster with nothing of ours, and helm for it.
-struct Site {
-    bed: Bed,
-    telegram: testbed::bot_api::BotApi,
+pub struct Site {
+    pub bed: Bed,
+    pub telegram: testbed::bot_api::BotApi,
     aws: Aws,
     home: Folder,
 }
 
 impl Site {
-    async fn new() -> Self {
+    pub async fn new() -> Self {
         let plane = Plane::Own(Arc::new(ControlPlane::start(Options::default()).await.unwrap()));
         let bed = Bed { client: plane.client().await.unwrap(), plane, namespace: "default".into() };
         Self { bed, telegram: bot_api(), aws: Aws::start().await.unwrap(), home: Folder::new().unwrap() }
     }
 
-    async fn kubectl(&self, arguments: &[&str]) -> String {
+    pub async fn kubectl(&self, arguments: &[&str]) -> String {
         self.bed.plane.run_kubectl(arguments, "").await.unwrap()
     }
 
@@ -41,14 +41,14 @@ impl Site {
         told(&command.output().await.unwrap())
     }
 
-    async fn done(&self, arguments: &[&str]) -> String {
+    pub async fn done(&self, arguments: &[&str]) -> String {
         let (done, said) = self.helm(arguments).await;
         assert!(done, "{arguments:?}: {said}");
         said
     }
 
     /// The values that lead to the world outside of the cluster.
-    fn outside(&self) -> String {
+    pub fn outside(&self) -> String {
         let telegram = ("QUARTERMASTER_TELEGRAM_API_URL".to_owned(), self.telegram.url());
         let values = [telegram].into_iter().chain(self.aws.env()).enumerate();
         let value = |(at, (name, value))| format!("extraEnv[{at}].name={name},extraEnv[{at}].value={value}");

@@ -18,6 +18,7 @@ mod helm;
 mod makefile;
 mod rights;
 mod same;
+mod upgraded;
 mod walkthrough;
 mod workflows;
 
@@ -77,8 +78,8 @@ fn folder(name: &str) -> String {
     files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect()
 }
 
-/// Has the examples be there, of every kind, and waits until all of them are well.
-async fn examples_are_well(bed: &Bed) {
+/// Has the examples be there, of every kind.
+async fn examples_are_there(bed: &Bed) {
     let kubectl = async |arguments: &[&str]| bed.plane.run_kubectl(arguments, "").await.unwrap();
     kubectl(&["create", "namespace", "shop"]).await;
     kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]).await;
@@ -86,6 +87,10 @@ async fn examples_are_well(bed: &Bed) {
     kubectl(&["create", "secret", "generic", "telegram-cp-token", &token]).await;
     let said = kubectl(&["apply", "-f", &format!("{ROOT}/example/")]).await;
     assert!(said.contains("appservice.kosmos.io/appservice-sample created"), "{said}");
+}
+
+/// Waits until the examples that have a condition are well: all but the TrackedField.
+async fn conditions_are_well(bed: &Bed) {
     let all_but_one = [
         "contactpoint/telegram-cp",
         "configmapsync/configmapsync-sample",
@@ -94,7 +99,14 @@ async fn examples_are_well(bed: &Bed) {
         "myingress/myapp",
     ];
     assert_eq!(all_but_one.len() + 1, registry::KINDS.len());
-    kubectl(&[&["wait", "--for=condition=Ready", "--timeout=60s"], &all_but_one[..]].concat()).await;
+    let wait = ["wait", "--for=condition=Ready", "--timeout=60s"];
+    bed.plane.run_kubectl(&[&wait, &all_but_one[..]].concat(), "").await.unwrap();
+}
+
+/// Has the examples be there, of every kind, and waits until all of them are well.
+async fn examples_are_well(bed: &Bed) {
+    examples_are_there(bed).await;
+    conditions_are_well(bed).await;
     bed.delivered("nginx-deployment-replicas", &[("Created", Some("1"))]).await;
     bed.waiting("nginx-deployment-replicas", "").await;
 }

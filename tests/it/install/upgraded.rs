@@ -1,0 +1,106 @@
+//! The chart over an earlier one of its own shape, with objects of every kind there.
+//!
+//! `earlier/quartermaster.tgz` is what an earlier version would have been: the chart of commit ccf4fbf, its first, with the CRDs of
+//! commit f5eaac6, the last that differ from today's (in all kinds but TrackedField). Made by `git archive ccf4fbf:charts/quartermaster`,
+//! unpacked into `quartermaster/`, `config/crd/bases` of f5eaac6 put over `files/crd`, and packed with tar and gzip.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{Api, ResourceExt};
+use quartermaster::api::kind::Kind;
+use serde_json::json;
+
+use super::chart::CHART;
+use super::helm::Site;
+use super::*;
+use crate::support::{Operator, SYSTEM};
+
+const EARLIER: &str = "tests/it/install/earlier/quartermaster.tgz";
+
+#[tokio::test]
+async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
+    let site = Site::new().await;
+    let bed = &site.bed;
+    let values = site.outside();
+    let install = ["install", "quartermaster", EARLIER, "-n", SYSTEM, "--create-namespace", "--set-string", &values];
+    site.done(&install).await;
+    assert_eq!(older_crds(bed).await.len(), registry::KINDS.len() - 1);
+    examples_are_there(bed).await;
+    for (object, status) in stopped_halfway() {
+        let status = json!({ "status": status }).to_string();
+        bed.kubectl(&["patch", object, "--subresource=status", "--type=merge", "-p", &status]).await;
+    }
+    let before = said_of_all(&site).await;
+    assert_eq!(before.len(), registry::KINDS.len());
+
+    let upgrade =
+        ["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reset-then-reuse-values", "--set", "crds.install=true"];
+    site.done(&upgrade).await;
+    assert_eq!(older_crds(bed).await, [""; 0]);
+    assert_eq!(said_of_all(&site).await, before);
+
+    let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
+    conditions_are_well(bed).await;
+    bed.delivered("nginx-deployment-replicas", &[("Created", Some("3")), ("Updated", Some("1"))]).await;
+    bed.waiting("nginx-deployment-replicas", "").await;
+    // What waited is told once, what was told is not told again, and neither is the contact point tested.
+    let texts: Vec<_> = site.telegram.messages().iter().map(|message| message.text.clone()).collect();
+    assert!(texts.len() == 1 && texts[0].contains("Value: 1\n") && texts[0].ends_with("Previous: 3"), "{texts:?}");
+    let specs = |said: Said| said.into_iter().map(|(object, said)| (object, said["spec"].clone())).collect::<Vec<_>>();
+    assert_eq!(specs(said_of_all(&site).await), specs(before));
+}
+
+/// The CRDs that are not as this version has them.
+async fn older_crds(bed: &Bed) -> Vec<String> {
+    let api: Api<CustomResourceDefinition> = Api::all(bed.client.clone());
+    let mut older = Vec::new();
+    for today in registry::crds() {
+        let there = api.get(&today.name_any()).await.unwrap();
+        let schema = |crd: &CustomResourceDefinition| {
+            (crd.annotations().get("quartermaster.dev/schema").cloned(), crd.spec.versions[0].schema.clone())
+        };
+        if schema(&there) != schema(&today) {
+            older.push(there.name_any());
+        }
+    }
+    older
+}
+
+/// What is written in an object, and what the operator said of it, by its kind and name.
+type Said = BTreeMap<String, Value>;
+
+/// Of all objects of our kinds.
+async fn said_of_all(site: &Site) -> Said {
+    let kinds: Vec<_> = registry::KINDS.iter().map(Kind::crd_name).collect();
+    let all: Value = serde_json::from_str(&site.kubectl(&["get", &kinds.join(","), "-A", "-o", "json"]).await).unwrap();
+    let said = |object: &Value| {
+        let said = json!({ "uid": object["metadata"]["uid"], "spec": object["spec"], "status": object["status"] });
+        (named(object.clone()).0, said)
+    };
+    all["items"].as_array().unwrap().iter().map(said).collect()
+}
+
+/// What an earlier operator said of the examples before it was stopped: the contact point is tested, a message waits, and the rest is
+/// under way.
+fn stopped_halfway() -> Vec<(&'static str, Value)> {
+    let now = Timestamp::now().to_string();
+    let conditions = |status: &str, reason: &str| json!([{ "type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": now }]);
+    let under_way = conditions("False", "Progressing");
+    let entry = |action: &str, value: &str, delivery: &str| {
+        json!({ "time": now, "action": action, "value": value, "delivery": delivery, "id": format!("an-earlier-{value}"),
+            "subject": "Deployment/default/nginx/replicas" })
+    };
+    vec![
+        ("cp/telegram-cp", json!({ "initialized": true, "ready": true, "conditions": conditions("True", "Ready") })),
+        ("tf/nginx-deployment-replicas", json!([entry("Created", "3", "Delivered"), entry("Updated", "1", "Pending")])),
+        ("cmsync/configmapsync-sample", json!({ "lastSyncTime": now, "copies": 0, "conditions": under_way })),
+        ("appsvc/appservice-sample", json!({ "replicas": 2, "unavailableReplicas": 2, "conditions": under_way })),
+        (
+            "myapp/example-app",
+            json!({ "podName": "example-app-pod", "phase": "Pending", "ready": false, "conditions": under_way }),
+        ),
+        ("myingress/myapp", json!({ "conditions": under_way })),
+    ]
+}
