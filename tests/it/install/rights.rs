@@ -104,8 +104,7 @@ fn always() -> BTreeSet<String> {
         let name = kind.crd_name();
         ["list", "watch"].map(|verb| format!("- {verb} customresourcedefinitions.apiextensions.k8s.io {name}"))
     };
-    &registry::KINDS.iter().flat_map(crd).collect::<BTreeSet<_>>()
-        | &listed(SYSTEM, &[LEASE])
+    &registry::KINDS.iter().flat_map(crd).collect::<BTreeSet<_>>() | &listed(SYSTEM, &[LEASE])
 }
 
 #[tokio::test]
@@ -141,8 +140,7 @@ async fn they_follow_the_controllers() {
 
 #[tokio::test]
 async fn that_to_the_lease_follows_its_name() {
-    let other: &Rights =
-        &[("create", "leases.coordination.k8s.io"), ("get update", "leases.coordination.k8s.io mine")];
+    let other: &Rights = &[("create", "leases.coordination.k8s.io"), ("get update", "leases.coordination.k8s.io mine")];
     let (usual, named) = (rights("replicas=2").await, rights("leaderElection.id=mine").await);
     assert_eq!(&usual - &named, &listed(SYSTEM, &[LEASE]) - &listed(SYSTEM, &[other]));
     assert_eq!(&named - &usual, &listed(SYSTEM, &[other]) - &listed(SYSTEM, &[LEASE]));
