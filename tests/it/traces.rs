@@ -139,7 +139,7 @@ async fn a_pass_with_what_it_asks_for_and_sends() {
     }
 }
 
-/// One that copies the ConfigMap `settings`.
+/// One that copies the `ConfigMap` `settings`.
 fn sync(bed: &Bed, to: &str) -> Value {
     let (source, name) = (&bed.namespace, "settings");
     json!({ "spec": { "sourceNamespace": source, "destinationNamespace": source, "configMapName": name, "destinationName": to } })

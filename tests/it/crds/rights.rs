@@ -12,7 +12,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::ResourceExt;
 use kube::api::{Api, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::discovery::{Discovery, Scope};
+use kube::discovery::{ApiGroup, Discovery, Scope};
 use kube::{Client, Config};
 use quartermaster::registry;
 use testbed::control_plane::{ControlPlane, Options};
@@ -119,7 +119,7 @@ async fn lies_where_it_says(admin: Client) {
     let found = Discovery::new(admin).run().await.unwrap();
     let served: BTreeMap<_, _> = found
         .groups()
-        .flat_map(|group| group.recommended_resources())
+        .flat_map(ApiGroup::recommended_resources)
         .map(|(resource, can)| ((resource.group, resource.plural), can.scope == Scope::Namespaced))
         .collect();
     let all = registry::KINDS.iter().flat_map(|kind| kind.rights);

@@ -89,7 +89,7 @@ async fn examples_are_there(bed: &Bed) {
     assert!(said.contains("appservice.kosmos.io/appservice-sample created"), "{said}");
 }
 
-/// Waits until the examples that have a condition are well: all but the TrackedField.
+/// Waits until the examples that have a condition are well: all but the `TrackedField`.
 async fn conditions_are_well(bed: &Bed) {
     let all_but_one = [
         "contactpoint/telegram-cp",

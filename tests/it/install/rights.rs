@@ -11,7 +11,7 @@ use crate::support::SYSTEM;
 /// Rights: verbs, and on what (`RESOURCE[/SUBRESOURCE].GROUP[ NAME]`, or a path).
 type Rights = [(&'static str, &'static str)];
 
-/// What ConfigMapSyncs need where they act.
+/// What `ConfigMapSync`s need where they act.
 const COPIES: &Rights = &[
     ("list patch watch", "configmapsyncs.apps.bixbite.io"),
     ("patch", "configmapsyncs/status.apps.bixbite.io"),
