@@ -6,11 +6,19 @@ use kube::KubeSchema;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
-/// The name of a container's port (`IANA_SVC_NAME`), at most 15 long, as a regular expression for what is not said by its
-/// length: no hyphen at an end or beside another, and at least one letter.
+/// The name of a container's port (`IANA_SVC_NAME`), in CEL: at most 15 letters, digits and hyphens, no hyphen at an end or beside
+/// another, and at least one letter.
+///
+/// Character by character: Kubernetes 1.33 takes what may be a string or a number to be as long as a request may be, whatever its
+/// `maxLength`, and refuses a regular expression over it, and `==`, as too dear.
 macro_rules! port_name {
     () => {
-        "self.size() <= 15 && self.matches('^[a-z0-9]+(-[a-z0-9]+)*$') && self.matches('[a-z]')"
+        "self.size() <= 15 \
+         && [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14].all(i, i >= self.size() \
+         || self.charAt(i) >= 'a' && self.charAt(i) <= 'z' || self.charAt(i) >= '0' && self.charAt(i) <= '9' \
+         || self.charAt(i) == '-' && i > 0 && i < self.size() - 1 && self.charAt(i - 1) != '-') \
+         && [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14].exists(i, i < self.size() \
+         && self.charAt(i) >= 'a' && self.charAt(i) <= 'z')"
     };
 }
 
@@ -35,7 +43,7 @@ pub struct Port {
     /// that name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = (
-        concat!("type(self) == int ? self >= 0 && self <= 65535 : self == '' || ", port_name!()),
+        concat!("type(self) in [int] ? self >= 0 && self <= 65535 : self == '' || ", port_name!()),
         TARGET_PORT,
     ))]
     pub target_port: Option<TargetPort>,
@@ -141,8 +149,8 @@ pub const NODE_PORTS_DIFFER: (&str, &str) = (
 /// As above. A container's port has one protocol, and its name is given once.
 pub const ONE_PROTOCOL_A_NAME: (&str, &str) = (
     concat!(
-        "self.all(p, !has(p.targetPort) || type(p.targetPort) != string || p.targetPort == '' || self.all(q, !has(q.targetPort) \
-         || type(q.targetPort) != string || q.targetPort != p.targetPort || ",
+        "self.all(p, !has(p.targetPort) || !(type(p.targetPort) in [string]) || p.targetPort == '' || self.all(q, !has(q.targetPort) \
+         || !(type(q.targetPort) in [string]) || !(q.targetPort in [p.targetPort]) || ",
         same_protocol!(),
         "))"
     ),

@@ -42,7 +42,7 @@ pub const NAME: &str = "appservice";
 /// The kind.
 pub const KIND: Kind = Kind::of::<AppService>(
     NAME,
-    &["8f65433aa018eb73"],
+    &["52e0535fb5828c49"],
     Lends::Deployments,
     &[
         // Patched: the original program's annotation is taken away.
