@@ -3,6 +3,7 @@
 #![allow(clippy::doc_markdown)] // these comments are what --help prints, where a backtick is a backtick
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 
 use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
@@ -24,8 +25,13 @@ pub use value::Listen;
 /// What `--version` and the user agent say.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// Where the operator runs, unless it is said.
+pub const OPERATOR_NAMESPACE: &str = "quartermaster-system";
+/// The name of its Lease, unless it is said.
+pub const LEASE: &str = "quartermaster";
+
 const AFTER_HELP: &str = "\
-Every flag can be given as an environment variable instead; the flag wins.
+Every flag of run can be given as an environment variable instead; the flag wins.
 
 Exit codes:
   0  done: the work is finished, or the operator was told to stop and has drained
@@ -46,6 +52,12 @@ Examples:
       With more words on what is sent.
 
 Exit codes: 0 told to stop, and drained; 1 failed or lost the lease; 2 a flag or its value is wrong.";
+
+/// Whether colours are printed: on a terminal alone, and not on that of a user who wants none, which is said by any value of
+/// `NO_COLOR` but the empty one (<https://no-color.org>).
+pub fn colours(terminal: bool, no_color: Option<&OsStr>) -> bool {
+    terminal && no_color.is_none_or(OsStr::is_empty)
+}
 
 /// One small binary for the everyday chores of a Kubernetes cluster
 #[derive(Debug, Parser)]
@@ -86,7 +98,7 @@ pub struct RunArgs {
     leader_elect: bool,
 
     /// Name of the Lease, in the operator's namespace; installs that share that namespace need one each
-    #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", default_value = "quartermaster",
+    #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", default_value = LEASE,
         value_parser = value::lease, help_heading = "Leader election")]
     leader_election_id: String,
 
@@ -98,7 +110,7 @@ pub struct RunArgs {
     health_probe_bind_address: String,
 
     /// Namespace that the operator runs in: its Lease is there, and the Secrets that it may share
-    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", default_value = "quartermaster-system",
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", default_value = OPERATOR_NAMESPACE,
         value_parser = value::namespace)]
     operator_namespace: String,
 

@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser as _};
 use quartermaster::cli::{Cli, Command, Config, VERSION};
+use quartermaster::commands::paper::Paper;
+use quartermaster::runtime::signals::Signals;
 use quartermaster::runtime::tasks::Tasks;
 use quartermaster::runtime::{BLOCKING_THREADS, client, health, manager, metrics, telemetry};
 use quartermaster::{commands, registry};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
@@ -20,13 +21,13 @@ const CRDS: &str = include_str!("../deploy/crd.yaml");
 fn main() -> ExitCode {
     match execute(Cli::parse().command) {
         Ok(code) => code,
-        // A pipe that was closed early (`| head`) is no failure.
+        // A pipe that was closed early (`| head`) is no failure. What changes a cluster goes on without it.
         Err(error) if error.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe) => {
             ExitCode::SUCCESS
         }
         Err(error) => {
             // Nobody is left to tell when standard error is gone.
-            let _ = writeln!(io::stderr(), "error: {}", telemetry::causes(error.as_ref()));
+            let _ = Paper::new(io::stderr(), false).line(format!("error: {}", telemetry::causes(error.as_ref())));
             ExitCode::FAILURE
         }
     }
@@ -119,15 +120,12 @@ async fn bind(flag: &str, addresses: &[std::net::SocketAddr]) -> anyhow::Result<
 
 /// Cancelled by SIGTERM or Ctrl-C; a second one ends the process at once.
 fn stop_on_signal() -> anyhow::Result<CancellationToken> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut signals = Signals::new()?;
     let stop = CancellationToken::new();
     let token = stop.clone();
     tokio::spawn(async move {
         loop {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
+            signals.next().await;
             if token.is_cancelled() {
                 std::process::exit(1);
             }

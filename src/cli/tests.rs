@@ -59,6 +59,21 @@ fn every_flag_of_run_has_a_variable_and_words() {
         assert!(variable == expected || exception, "--{name} is {variable}");
         assert!(flag.get_help().is_some(), "--{name} has no words");
     }
+    // Of the others a few have one, and that is what is said.
+    let without = command.get_subcommands().filter(|it| it.get_arguments().any(|flag| flag.get_env().is_none()));
+    assert!(without.count() > 1 && AFTER_HELP.starts_with("Every flag of run can be given as an environment variable"));
+}
+
+#[rstest]
+#[case::a_terminal(true, None, true)]
+#[case::whose_user_says_nothing(true, Some(""), true)]
+#[case::whose_user_wants_none(true, Some("1"), false)]
+#[case::whatever_the_value_is(true, Some("0"), false)]
+#[case::a_pipe(false, None, false)]
+#[case::a_pipe(false, Some(""), false)]
+#[case::a_pipe(false, Some("1"), false)]
+fn colours(#[case] terminal: bool, #[case] no_color: Option<&str>, #[case] on: bool) {
+    assert_eq!(super::colours(terminal, no_color.map(std::ffi::OsStr::new)), on);
 }
 
 #[rstest]

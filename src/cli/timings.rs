@@ -1,4 +1,4 @@
-//! Every time that the operator keeps to, in one place.
+//! The times that the operator keeps to and that a test shortens, or somebody changes, in one place.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::value::duration;
 /// A candidate asks for the lease after the retry period times a random number from 1 to this (client-go's factor).
 pub const LEASE_JITTER: f64 = 2.2;
 
-/// Every interval, deadline and limit that is a time. The defaults are the product's rules; the hidden flags exist so
+/// Intervals, deadlines and limits. The defaults are the product's rules; the hidden flags exist so
 /// that a test need not wait for them.
 ///
 /// The values are written twice, as clap's defaults and in [`Default`]; a test holds them together.

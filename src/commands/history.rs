@@ -2,11 +2,10 @@
 
 use std::process::ExitCode;
 
-use jiff::Timestamp;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
-use super::paper::{Cell, Ink, Paper, count};
+use super::paper::{Cell, Ink, Paper, count, stamp};
 use super::{is, words};
 use crate::api::TrackedField;
 use crate::api::common::WAITING;
@@ -51,7 +50,7 @@ pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow:
             "waiting": waiting,
             "history": history,
         });
-        out.raw(&format!("{}\n", serde_json::to_string_pretty(&shown)?))?;
+        out.json(&shown)?;
         return Ok(ExitCode::SUCCESS);
     }
     let target = &field.spec.target;
@@ -101,11 +100,6 @@ pub fn draw(history: &[Entry]) -> Vec<Vec<Cell>> {
         ]);
     }
     rows
-}
-
-fn stamp(time: Timestamp) -> String {
-    let whole = Timestamp::from_second(time.as_second()).unwrap_or(time);
-    whole.to_string().replace('T', " ")
 }
 
 /// The largest value, if all are numbers that a bar can show: none is below 0, one is above.

@@ -5,6 +5,11 @@ use std::io::{self, Write};
 use std::time::Duration;
 use std::{env, iter};
 
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::cli;
+
 /// The colour of a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ink {
@@ -55,13 +60,21 @@ pub struct Paper {
     out: Box<dyn Write>,
     terminal: bool,
     colours: bool,
+    lasts: bool,
 }
 
 impl Paper {
-    /// Colours are for a terminal only, and not for one whose user wants none (<https://no-color.org>).
+    /// For somebody who looks at it, if it is a terminal.
     pub fn new(out: impl Write + 'static, terminal: bool) -> Self {
-        let wanted = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Self { out: Box::new(out), terminal, colours: terminal && wanted }
+        let colours = cli::colours(terminal, env::var_os("NO_COLOR").as_deref());
+        Self { out: Box::new(out), terminal, colours, lasts: false }
+    }
+
+    /// That it cannot be printed on ends nothing: for what is done in a cluster, which is to come to its end although nobody
+    /// reads on.
+    #[must_use]
+    pub fn lasting(self) -> Self {
+        Self { lasts: true, ..self }
     }
 
     /// Whether somebody looks at it.
@@ -74,10 +87,9 @@ impl Paper {
     /// # Errors
     /// It cannot be written.
     pub fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
-        for line in text.as_ref().lines().chain(iter::once("").filter(|_| text.as_ref().is_empty())) {
-            writeln!(self.out, "{}", harmless(line))?;
-        }
-        self.out.flush()
+        let text = text.as_ref();
+        let lines = text.lines().chain(iter::once("").filter(|_| text.is_empty()));
+        self.raw(&lines.map(|line| harmless(line) + "\n").collect::<String>())
     }
 
     /// A table: its columns are as wide as their widest cell, the last one as it comes.
@@ -85,9 +97,16 @@ impl Paper {
     /// # Errors
     /// It cannot be written.
     pub fn table(&mut self, head: &[&str], rows: &[Vec<Cell>]) -> io::Result<()> {
-        let text = draw(head, rows, self.colours);
-        self.out.write_all(text.as_bytes())?;
-        self.out.flush()
+        self.raw(&draw(head, rows, self.colours))
+    }
+
+    /// A value as JSON, which a terminal is to be told nothing by either.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn json(&mut self, value: &impl Serialize) -> io::Result<()> {
+        let text = serde_json::to_string_pretty(value)?;
+        self.raw(&(harmless_json(&text) + "\n"))
     }
 
     /// Bytes as they are.
@@ -95,8 +114,12 @@ impl Paper {
     /// # Errors
     /// They cannot be written.
     pub fn raw(&mut self, text: &str) -> io::Result<()> {
-        self.out.write_all(text.as_bytes())?;
-        self.out.flush()
+        let printed = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
+        if printed.is_err() && self.lasts {
+            self.out = Box::new(io::sink());
+            return Ok(());
+        }
+        printed
     }
 
     /// Starts the terminal's page anew.
@@ -134,15 +157,35 @@ fn length(text: &str) -> usize {
 
 /// Control characters as their escapes: a terminal would obey them.
 pub fn harmless(text: &str) -> String {
+    escaped(text, |c, shown| shown.extend(c.escape_default()))
+}
+
+/// The same of JSON: what reads it finds them again.
+fn harmless_json(text: &str) -> String {
+    let layout = |line: &str| {
+        escaped(line, |c, shown| {
+            let _ = write!(shown, "\\u{:04x}", u32::from(c));
+        })
+    };
+    text.lines().map(layout).collect::<Vec<_>>().join("\n")
+}
+
+fn escaped(text: &str, escape: impl Fn(char, &mut String)) -> String {
     text.chars().fold(String::new(), |mut shown, c| {
         // What turns the direction of writing hides what stands there.
         if c.is_control() || matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
-            shown.extend(c.escape_default());
+            escape(c, &mut shown);
         } else {
             shown.push(c);
         }
         shown
     })
+}
+
+/// A moment, to the second.
+pub fn stamp(time: Timestamp) -> String {
+    let whole = Timestamp::from_second(time.as_second()).unwrap_or(time);
+    whole.to_string().replace('T', " ")
 }
 
 /// A time that passed, in its two largest units, as kubectl has it.
@@ -189,6 +232,32 @@ mod tests {
         assert_eq!(harmless("a\u{1b}[2Jb\n\u{202e}é"), "a\\u{1b}[2Jb\\n\\u{202e}é");
         let row = [vec![Cell::from("\u{1b}[31m")]];
         assert!(!draw(&["A"], &row, false).contains('\u{1b}'));
+    }
+
+    #[test]
+    fn nor_by_json_which_says_the_same() {
+        let value = serde_json::json!({ "a": ["x\u{9b}2J\u{202e}\n\u{1b}é", 1] });
+        let text = harmless_json(&serde_json::to_string_pretty(&value).unwrap());
+        assert!(text.contains(r"x\u009b2J\u202e\n\u001bé") && text.lines().count() == 6, "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+    }
+
+    #[test]
+    fn what_lasts_does_not_end_when_nobody_reads_on() {
+        struct Shut;
+        impl Write for Shut {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        assert_eq!(Paper::new(Shut, false).line("a").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        let mut paper = Paper::new(Shut, false).lasting();
+        paper.line("a").unwrap();
+        paper.table(&["A"], &[]).unwrap();
     }
 
     #[rstest]

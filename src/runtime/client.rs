@@ -1,4 +1,4 @@
-//! The clients of the apiserver: one for everything, and one that passes no fence.
+//! The clients of the apiserver: one for everything, one that passes no fence, and one for what people run beside the operator.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -23,6 +23,9 @@ use crate::cli::{Timings, VERSION};
 
 /// How long one request of the client without a fence may take.
 const UNFENCED_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a connection of what people run may be silent: nothing there is a watch.
+const PEOPLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A watch that is quiet is ended by the server after its timeout; this much later the connection counts as dead.
 const WATCH_MARGIN: Duration = Duration::from_secs(15);
@@ -108,21 +111,40 @@ pub fn main(mut config: Config, fence: Fence, metrics: Metrics, timings: &Timing
 ///
 /// # Errors
 /// As [`main`].
-pub fn unfenced(mut config: Config, metrics: Metrics) -> kube::Result<Client> {
-    config.connect_timeout = Some(UNFENCED_TIMEOUT);
-    config.read_timeout = Some(UNFENCED_TIMEOUT);
-    config.write_timeout = Some(UNFENCED_TIMEOUT);
+pub fn unfenced(config: Config, metrics: Metrics) -> kube::Result<Client> {
     let server = Server::of(&config.cluster_url);
-    build(config, &Gate { fence: None, metrics, timeout: UNFENCED_TIMEOUT, server })
+    let gate = Gate { fence: None, metrics, timeout: UNFENCED_TIMEOUT, server };
+    build(silent_for(config, UNFENCED_TIMEOUT), &gate)
 }
 
-fn build(mut config: Config, gate: &Gate) -> kube::Result<Client> {
+/// The client of what people run: it does not retry either, so that a server which is busy for long is told of at once.
+///
+/// # Errors
+/// As [`main`].
+pub fn of_people(config: Config) -> kube::Result<Client> {
+    Client::try_from(ours(silent_for(config, PEOPLE_TIMEOUT)))
+}
+
+fn build(config: Config, gate: &Gate) -> kube::Result<Client> {
+    Ok(ClientBuilder::try_from(ours(config))?.with_layer(gate).build())
+}
+
+/// Gives a connection up that is silent for so long.
+fn silent_for(mut config: Config, time: Duration) -> Config {
+    config.connect_timeout = Some(time);
+    config.read_timeout = Some(time);
+    config.write_timeout = Some(time);
+    config
+}
+
+/// What all of them have in common.
+fn ours(mut config: Config) -> Config {
     config.default_retry = false;
     // Or else a pooled connection's idle time counts as time that the server took to answer.
     config.reset_reader_on_write = true;
     config.headers.retain(|(name, _)| name != USER_AGENT);
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("quartermaster/", env!("CARGO_PKG_VERSION")))));
-    Ok(ClientBuilder::try_from(config)?.with_layer(gate).build())
+    config
 }
 
 /// True if lists can be streamed through a watch, which spares memory on both sides: Kubernetes 1.34 and newer
@@ -370,12 +392,12 @@ mod tests {
         let config = || Config::new(url.parse().unwrap());
         let main = super::main(config(), Fence::open(), Metrics::new(), &Timings::default()).unwrap();
         let unfenced = super::unfenced(config(), Metrics::new()).unwrap();
-        for client in [main, unfenced] {
+        for client in [main, unfenced, of_people(config()).unwrap()] {
             Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();
         }
         server.abort();
         let expected = format!("quartermaster/{VERSION}");
-        assert_eq!(*seen.lock().unwrap(), [expected.clone(), expected]);
+        assert_eq!(*seen.lock().unwrap(), [&*expected; 3]);
     }
 
     #[rstest]

@@ -27,6 +27,7 @@ pub mod metrics;
 pub mod ownership;
 pub mod reconciler;
 pub mod seen;
+pub mod signals;
 pub mod tasks;
 pub mod telemetry;
 pub mod told;

@@ -25,7 +25,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry, fmt as log};
 use uuid::Uuid;
 
-use crate::cli::{Log, LogFormat};
+use crate::cli::{self, Log, LogFormat};
 
 pub mod traces;
 
@@ -37,8 +37,7 @@ use traces::Traces;
 /// When the level does not parse, or a log was set up before.
 pub fn init(settings: &Log) -> anyhow::Result<Traces> {
     let terminal = io::stderr().is_terminal();
-    // https://no-color.org: any value but the empty one
-    let colour = terminal && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colour = cli::colours(terminal, env::var_os("NO_COLOR").as_deref());
     let json = match settings.format {
         LogFormat::Auto => !terminal,
         LogFormat::Human => false,
