@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, FromArgMatches, Id, Subcommand, ValueEnum};
 
-use super::value;
+use super::{LEASE, OPERATOR_NAMESPACE, value};
 
 const STATUS_AFTER_HELP: &str = "\
 STATE is Ready, NotReady (REASON says why, and the words stand below the table), Delivering (messages are on their way),
@@ -91,6 +92,23 @@ pub struct Cluster {
     pub context: Option<String>,
 }
 
+impl Cluster {
+    /// A command of this program's or of kubectl's, to be pasted into a shell: for this cluster too.
+    pub fn command(&self, text: &str) -> String {
+        let file = self.kubeconfig.as_ref().map(|file| format!(" --kubeconfig={}", quoted(&file.to_string_lossy())));
+        let context = self.context.as_ref().map(|name| format!(" --context={}", quoted(name)));
+        [Some(text.to_owned()), file, context].into_iter().flatten().collect()
+    }
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    if !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c)) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// The whole cluster, or one namespace of it.
 #[derive(Debug, Default, Args)]
 pub struct Scope {
@@ -112,32 +130,64 @@ impl Scope {
 }
 
 /// Where the operator's Lease is.
-#[derive(Debug, Default, Args)]
+#[derive(Debug)]
 pub struct LeaseOf {
-    /// Namespace that the operator runs in: its Lease there tells whether it runs. Default: quartermaster-system
+    flags: LeaseFlags,
+    said: bool,
+}
+
+#[derive(Debug, Args)]
+struct LeaseFlags {
+    /// Namespace that the operator runs in: its Lease there tells whether it runs
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE", value_parser = value::namespace,
-        help_heading = "Operator")]
-    pub operator_namespace: Option<String>,
-    /// Name of the Lease. Default: quartermaster
+        default_value = OPERATOR_NAMESPACE, help_heading = "Operator")]
+    operator_namespace: String,
+    /// Name of the Lease
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECTION_ID", value_name = "NAME", value_parser = value::lease,
-        help_heading = "Operator")]
-    pub leader_election_id: Option<String>,
+        default_value = LEASE, help_heading = "Operator")]
+    leader_election_id: String,
 }
 
 impl LeaseOf {
-    /// The namespace, if somebody said which.
+    /// The namespace, if the user has said which. A variable says where to look, and no more: a Pod has it for itself.
     pub fn said_namespace(&self) -> Option<&str> {
-        self.operator_namespace.as_deref().filter(|name| !name.is_empty())
+        Some(self.flags.operator_namespace.as_str()).filter(|name| self.said && !name.is_empty())
     }
 
     /// The namespace.
     pub fn namespace(&self) -> &str {
-        self.said_namespace().unwrap_or("quartermaster-system")
+        Some(self.flags.operator_namespace.as_str()).filter(|name| !name.is_empty()).unwrap_or(OPERATOR_NAMESPACE)
     }
 
     /// The name.
     pub fn name(&self) -> &str {
-        self.leader_election_id.as_deref().unwrap_or("quartermaster")
+        &self.flags.leader_election_id
+    }
+}
+
+impl FromArgMatches for LeaseOf {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let said = matches.value_source("operator_namespace") == Some(ValueSource::CommandLine);
+        Ok(Self { flags: LeaseFlags::from_arg_matches(matches)?, said })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for LeaseOf {
+    fn group_id() -> Option<Id> {
+        LeaseFlags::group_id()
+    }
+
+    fn augment_args(command: Command) -> Command {
+        LeaseFlags::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        LeaseFlags::augment_args_for_update(command)
     }
 }
 
@@ -255,6 +305,18 @@ mod tests {
     #[case("tf/", None)]
     fn what_has_a_history(#[case] text: &str, #[case] name: Option<&str>) {
         assert_eq!(tracked_field(text).ok().as_deref(), name);
+    }
+
+    #[test]
+    fn a_command_that_is_pasted_is_for_the_same_cluster() {
+        let command = |kubeconfig: Option<&str>, context: Option<&str>| {
+            let context = context.map(Into::into);
+            Cluster { kubeconfig: kubeconfig.map(Into::into), context }.command("kubectl get pods")
+        };
+        assert_eq!(command(None, None), "kubectl get pods");
+        assert_eq!(command(None, Some("arn:aws:eks:c/1")), "kubectl get pods --context=arn:aws:eks:c/1");
+        let both = "kubectl get pods --kubeconfig='/my home/it'\\''s' --context='a$(b)'";
+        assert_eq!(command(Some("/my home/it's"), Some("a$(b)")), both);
     }
 
     #[rstest]

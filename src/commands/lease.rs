@@ -7,7 +7,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use tokio::time::Instant;
 
-use super::paper::span;
+use super::paper::{span, stamp};
 use super::{is, words};
 use crate::cli::commands::LeaseOf;
 
@@ -102,9 +102,9 @@ pub fn at_a_glance(said: &Said, now: Timestamp) -> Operator {
         Said::Lease { holder, .. } if holder.is_empty() => return nobody(),
         Said::Lease { holder, duration, renewed } => (holder, *duration, renewed),
     };
-    let since = renewed.and_then(|at| Duration::try_from(now.duration_since(at)).ok()).unwrap_or_default();
-    if since > duration + SKEW {
-        return Operator::Stopped(format!("{holder} has not renewed its Lease for {}", span(since)));
+    let Some(renewed) = *renewed else { return Operator::Runs(holder.clone()) };
+    if Duration::try_from(now.duration_since(renewed)).is_ok_and(|since| since > duration + SKEW) {
+        return Operator::Stopped(format!("{holder} has not renewed its Lease since {}", stamp(renewed)));
     }
     Operator::Runs(holder.clone())
 }

@@ -3,13 +3,11 @@
 
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context as _;
-use http::header::USER_AGENT;
-use http::{HeaderValue, Uri};
+use http::Uri;
+use kube::Client;
 use kube::config::Kubeconfig;
-use kube::{Client, Config};
 
 use self::paper::Paper;
 use crate::cli::ClusterCommand;
@@ -24,9 +22,6 @@ pub mod paper;
 pub mod status;
 pub mod uninstall;
 
-/// How long a connection may be silent: nothing here is a watch.
-const SILENCE: Duration = Duration::from_secs(30);
-
 /// The field manager of what is written here.
 pub const MANAGER: &str = "quartermaster/cli";
 
@@ -39,12 +34,15 @@ pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
     let mut out = Paper::new(io::stdout(), io::stdout().is_terminal());
     let result = runtime.block_on(async {
         match command {
-            ClusterCommand::Status(args) => status::run(connect(&args.scope.cluster).await?, &args, &mut out).await,
-            ClusterCommand::History(args) => history::run(connect(&args.cluster).await?, &args, &mut out).await,
-            ClusterCommand::Adopt(args) => adopt::run(connect(&args.scope.cluster).await?, &args, &mut out).await,
+            ClusterCommand::Status(args) => status::run(connect(&args.scope.cluster).await?.0, &args, &mut out).await,
+            ClusterCommand::History(args) => history::run(connect(&args.cluster).await?.0, &args, &mut out).await,
+            ClusterCommand::Adopt(args) => {
+                let (client, called) = connect(&args.scope.cluster).await?;
+                adopt::run(client, &called, &args, &mut out.lasting()).await
+            }
             ClusterCommand::Uninstall(args) => {
-                let (client, cluster) = find(&args.scope.cluster).await?;
-                uninstall::run(client, &cluster, &args, &mut out).await
+                let (client, called) = connect(&args.scope.cluster).await?;
+                uninstall::run(client, &called, &args, &mut out.lasting()).await
             }
         }
     });
@@ -53,14 +51,9 @@ pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
     result
 }
 
-/// The cluster that is meant.
-async fn connect(cluster: &Cluster) -> anyhow::Result<Client> {
-    Ok(find(cluster).await?.0)
-}
-
 /// The cluster that is meant, and what people call it.
-async fn find(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
-    let (mut config, kubeconfig) = match (&cluster.kubeconfig, &cluster.context) {
+async fn connect(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
+    let (config, kubeconfig) = match (&cluster.kubeconfig, &cluster.context) {
         (None, None) => (client::cluster().await?, Kubeconfig::read().ok()),
         (file, context) => {
             let mut kubeconfig = match file {
@@ -73,9 +66,8 @@ async fn find(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
             (client::cluster_of(kubeconfig.clone()).await?, Some(kubeconfig))
         }
     };
-    prepare(&mut config);
     let called = called(&config.cluster_url, kubeconfig.as_ref());
-    Ok((Client::try_from(config)?, called))
+    Ok((client::of_people(config)?, called))
 }
 
 /// A cluster's URL, and the context that leads to it.
@@ -92,13 +84,6 @@ fn called(url: &Uri, kubeconfig: Option<&Kubeconfig>) -> String {
     });
     let path = url.path().trim_end_matches('/');
     context.map_or_else(|| format!("{place}{path}"), |name| format!("context {name}, {place}{path}"))
-}
-
-fn prepare(config: &mut Config) {
-    config.connect_timeout = Some(SILENCE);
-    config.read_timeout = Some(SILENCE);
-    config.write_timeout = Some(SILENCE);
-    config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("quartermaster/", env!("CARGO_PKG_VERSION")))));
 }
 
 /// What the apiserver says, in words.

@@ -136,7 +136,7 @@ pub async fn run(client: Client, args: &StatusArgs, out: &mut Paper) -> anyhow::
                 }
             }
             match args.output {
-                Output::Json => out.raw(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
+                Output::Json => out.json(&report)?,
                 Output::Table => print(&report, args, out)?,
             }
         }
@@ -168,7 +168,8 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
     let objects = &report.objects;
     if objects.is_empty() {
         let place = args.scope.namespace().map_or_else(String::new, |namespace| format!(" in namespace {namespace}"));
-        out.line(format!("There is nothing of Quartermaster{place} yet: kubectl explain trackedfield.spec"))?;
+        let explain = args.scope.cluster.command("kubectl explain trackedfield.spec");
+        out.line(format!("There is nothing of Quartermaster{place} yet: {explain}"))?;
     } else {
         let rows: Vec<_> = objects
             .iter()
@@ -219,10 +220,8 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
     };
     out.line(operator)?;
     if !report.absent.is_empty() {
-        out.line(format!(
-            "Not installed: {} (quartermaster crds | kubectl apply --server-side -f -)",
-            report.absent.join(", ")
-        ))?;
+        let install = args.scope.cluster.command("quartermaster crds | kubectl apply --server-side -f -");
+        out.line(format!("Not installed: {} ({install})", report.absent.join(", ")))?;
     }
     Ok(())
 }
@@ -242,6 +241,21 @@ mod tests {
     fn object(controller: &str, namespace: &str, name: &str, status: &Value) -> Object {
         let object = json!({ "metadata": { "namespace": namespace, "name": name }, "spec": {}, "status": status });
         Object::of(objects::kind(controller).unwrap(), &serde_json::from_value(object).unwrap())
+    }
+
+    /// Or else one that is written into a file has a new report with every look.
+    #[test]
+    fn an_operator_that_stopped_is_the_same_report_however_long_ago() {
+        let said = lease::Said::Lease {
+            holder: "a".into(),
+            duration: Duration::from_secs(9),
+            renewed: Some("2026-01-01T00:00:00Z".parse().unwrap()),
+        };
+        let at = |time: &str| report(lease::at_a_glance(&said, time.parse().unwrap()), vec![], vec![]);
+        let one = at("2026-01-01T00:01:00Z");
+        assert_eq!(one, at("2026-01-01T00:01:01Z"));
+        let why = "a has not renewed its Lease since 2026-01-01 00:00:00Z";
+        assert_eq!((one.operator.state, one.operator.message.as_deref()), ("Stopped", Some(why)));
     }
 
     #[test]

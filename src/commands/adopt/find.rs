@@ -2,10 +2,11 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::core::ObjectMeta;
+use sha2::{Digest as _, Sha256};
 
 use crate::cloud::{Balancer, Tags, Wanted};
 use crate::controllers::my_ingress::{self, tags::Mark};
-use crate::runtime::ownership::{Claim, Foreign, OWNER, Owner};
+use crate::runtime::ownership::{Claim, Foreign, OWNER, OWNER_UID, Owner};
 
 /// Label: who manages an object
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/>).
@@ -29,10 +30,10 @@ pub enum Verdict {
 }
 
 /// What there is where a copy is to be.
-pub fn copy(owner: &Owner, live: &ConfigMap, source: Option<&ConfigMap>, lives: impl Fn(&str) -> bool) -> Verdict {
+pub fn copy(owner: &Owner, live: &ConfigMap, source: Option<&Content>, lives: impl Fn(&str) -> bool) -> Verdict {
     let note = match source {
         None => "its source does not exist: it stays as it is until there is one",
-        Some(source) if same(source, live) => "as its source",
+        Some(source) if *source == Content::of(live) => "as its source",
         Some(_) => "differs from its source, which then replaces it",
     };
     object(owner, &live.metadata, note, lives)
@@ -54,6 +55,9 @@ fn object(owner: &Owner, metadata: &ObjectMeta, note: &str, lives: impl Fn(&str)
         Foreign::Controlled(controller) => return Verdict::Leave(format!("it is controlled by {controller}")),
         Foreign::Unmarked => {}
     }
+    if let Some(uid) = metadata.labels.as_ref().and_then(|labels| labels.get(OWNER_UID)) {
+        return Verdict::Leave(format!("its label says that it belongs to the resource with the UID {uid}"));
+    }
     if metadata.deletion_timestamp.is_some() {
         return Verdict::Leave("it is being deleted".into());
     }
@@ -66,10 +70,25 @@ fn object(owner: &Owner, metadata: &ObjectMeta, note: &str, lives: impl Fn(&str)
     Verdict::Offer(note.into())
 }
 
-fn same(source: &ConfigMap, live: &ConfigMap) -> bool {
-    let data = |map: &ConfigMap| map.data.clone().unwrap_or_default();
-    let binary = |map: &ConfigMap| map.binary_data.clone().unwrap_or_default();
-    data(source) == data(live) && binary(source) == binary(live)
+/// What is kept of the content of a `ConfigMap`, of which there may be many: its digest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content([u8; 32]);
+
+impl Content {
+    /// Of this one. An empty map is none.
+    pub fn of(map: &ConfigMap) -> Self {
+        let data = map.data.iter().flatten().map(|(key, value)| (0, key, value.as_bytes()));
+        let binary = map.binary_data.iter().flatten().map(|(key, value)| (1, key, value.0.as_slice()));
+        let mut digest = Sha256::new();
+        for (which, key, value) in data.chain(binary) {
+            digest.update([which]);
+            for part in [key.as_bytes(), value] {
+                digest.update(part.len().to_be_bytes());
+                digest.update(part);
+            }
+        }
+        Self(digest.finalize().into())
+    }
 }
 
 /// The balancer of the right name.
@@ -125,23 +144,37 @@ mod tests {
     #[case::handed_over(json!({ "annotations": { "quartermaster.dev/adopt-by": "sync/s" } }), Verdict::Settled)]
     #[case::promised(json!({ "annotations": { "quartermaster.dev/adopt-by": "a/b" } }), Verdict::Leave("it is to be handed over to a/b".into()))]
     #[case::a_siblings(json!({ "labels": { "quartermaster.dev/owner-uid": "v" }, "annotations": { "quartermaster.dev/owner": "a/b" } }), Verdict::Leave("it belongs to a/b".into()))]
+    #[case::of_a_uid(json!({ "labels": { "quartermaster.dev/owner-uid": "v" } }), Verdict::Leave("its label says that it belongs to the resource with the UID v".into()))]
     #[case::controlled(json!({ "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "1", "controller": true }] }), Verdict::Leave("it is controlled by X x".into()))]
     #[case::owned(json!({ "ownerReferences": [{ "apiVersion": "v1", "kind": "X", "name": "x", "uid": "1" }] }), Verdict::Leave("it belongs to X x".into()))]
     #[case::of_a_chart(json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } }), Verdict::Leave("it is managed by Helm".into()))]
     #[case::going(json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }), Verdict::Leave("it is being deleted".into()))]
     fn whose_it_is(#[case] metadata: Value, #[case] verdict: Verdict) {
-        let source = map(&json!({}), &json!({ "k": "v" }));
+        let source = Content::of(&map(&json!({}), &json!({ "k": "v" })));
         assert_eq!(copy(&owner(), &map(&metadata, &json!({ "k": "v" })), Some(&source), |_| true), verdict);
     }
 
     #[test]
     fn what_would_be_overwritten_is_said() {
         let live = map(&json!({}), &json!({ "k": "v" }));
-        let source = map(&json!({}), &json!({ "k": "w" }));
+        let source = Content::of(&map(&json!({}), &json!({ "k": "w" })));
         let Verdict::Offer(note) = copy(&owner(), &live, Some(&source), |_| true) else { panic!() };
         assert!(note.contains("replaces it"), "{note}");
         let Verdict::Offer(note) = copy(&owner(), &live, None, |_| true) else { panic!() };
         assert!(note.contains("does not exist"), "{note}");
+    }
+
+    #[rstest]
+    #[case::the_same(json!({ "data": { "a": "b" } }), true)]
+    #[case::with_an_empty_map(json!({ "data": { "a": "b" }, "binaryData": {} }), true)]
+    #[case::of_other_marks(json!({ "data": { "a": "b" }, "metadata": { "name": "x" }, "immutable": true }), true)]
+    #[case::another_value(json!({ "data": { "a": "c" } }), false)]
+    #[case::cut_elsewhere(json!({ "data": { "ab": "" } }), false)]
+    #[case::as_bytes(json!({ "binaryData": { "a": "Yg==" } }), false)]
+    #[case::none(json!({}), false)]
+    fn what_is_the_same_content(#[case] other: Value, #[case] same: bool) {
+        let one = from_value(json!({ "data": { "a": "b" } })).unwrap();
+        assert_eq!(Content::of(&one) == Content::of(&from_value(other).unwrap()), same);
     }
 
     #[rstest]

@@ -13,7 +13,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use self::find::Verdict;
+use self::find::{Content, Verdict};
 use super::objects::pages;
 use super::paper::{Cell, Paper, count};
 use super::{MANAGER, is, words};
@@ -51,18 +51,37 @@ struct Found {
 
 /// How it is handed over.
 enum Thing {
-    Copy(Box<ConfigMap>),
-    Pod(Box<Pod>),
+    Copy(Live),
+    Pod(Live),
     Balancer(String),
     /// It could not be looked at.
     Unknown,
 }
 
-/// Shows what there is, and hands it over if that is asked for.
+/// The very version of an object that was looked at. Its content is not kept: there may be many.
+struct Live {
+    namespace: String,
+    name: String,
+    uid: Option<String>,
+    version: Option<String>,
+}
+
+impl Live {
+    fn of(object: &impl ResourceExt) -> Self {
+        Self {
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+            uid: object.uid(),
+            version: object.resource_version(),
+        }
+    }
+}
+
+/// Shows what there is in the cluster that is called so, and hands it over if that is asked for.
 ///
 /// # Errors
 /// The resources themselves cannot be read.
-pub async fn run(client: Client, args: &AdoptArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
+pub async fn run(client: Client, called: &str, args: &AdoptArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
     let adopt = Adopt {
         namespace: args.scope.namespace(),
         // No lease is needed: what is done is what its owner may do by hand.
@@ -74,6 +93,9 @@ pub async fn run(client: Client, args: &AdoptArgs, out: &mut Paper) -> anyhow::R
     found.extend(adopt.balancers().await?);
     let offers: Vec<_> = found.iter().filter(|it| matches!(it.verdict, Verdict::Offer(_))).collect();
     let mut failed = found.iter().any(|it| matches!(it.thing, Thing::Unknown));
+    if !found.is_empty() {
+        out.line(format!("Cluster: {called}\n"))?;
+    }
     if offers.is_empty() {
         out.line("There is nothing to hand over.")?;
     } else {
@@ -100,7 +122,8 @@ pub async fn run(client: Client, args: &AdoptArgs, out: &mut Paper) -> anyhow::R
     if !args.yes {
         let place = adopt.namespace.map_or_else(String::new, |namespace| format!(" -n {namespace}"));
         let can = count(offers.len(), "thing can", "things can");
-        out.line(format!("{can} be handed over; to do so: quartermaster adopt --yes{place}"))?;
+        let command = args.scope.cluster.command(&format!("quartermaster adopt --yes{place}"));
+        out.line(format!("{can} be handed over; to do so: {command}"))?;
         return Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS });
     }
     for offer in offers {
@@ -132,8 +155,11 @@ fn title<K: Resource<DynamicType = ()>>(owner: &Owner) -> String {
 }
 
 impl Adopt<'_> {
-    /// The resources of a kind that stay, each with itself as an owner; and the UIDs of all.
-    async fn resources<K>(&self) -> anyhow::Result<(Vec<(K, Owner)>, BTreeSet<String>)>
+    /// What is kept of the resources of a kind that stay, each with itself as an owner; and the UIDs of all.
+    async fn resources<K, T>(
+        &self,
+        keep: impl Fn(&K) -> Option<T>,
+    ) -> anyhow::Result<(Vec<(T, Owner)>, BTreeSet<String>)>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
@@ -141,25 +167,26 @@ impl Adopt<'_> {
             Some(namespace) => api::<K>(&self.client, namespace),
             None => Api::all(self.client.clone()),
         };
-        let all = match pages(&api, |object| object).await {
+        let stays = |object: &K| object.meta().deletion_timestamp.is_none();
+        let kept = |object: K| {
+            let owned = || Some((keep(&object)?, Owner::of(&object)?));
+            (object.uid(), stays(&object).then(owned).flatten())
+        };
+        let all = match pages(&api, kept).await {
             Ok(all) => all,
             // Its CRD is absent.
             Err(error) if is(&error, 404) => Vec::new(),
             Err(error) => anyhow::bail!("the {} could not be listed: {}", K::plural(&()), words(&error)),
         };
-        let uids = all.iter().filter_map(ResourceExt::uid).collect();
-        let stays = all.into_iter().filter(|object| object.meta().deletion_timestamp.is_none());
-        Ok((stays.filter_map(|object| Owner::of(&object).map(|owner| (object, owner))).collect(), uids))
+        let (uids, kept): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+        Ok((kept.into_iter().flatten().collect(), uids.into_iter().flatten().collect()))
     }
 
     /// What is where copies are to be.
     async fn copies(&self) -> anyhow::Result<Vec<Found>> {
-        let (syncs, uids) = self.resources::<ConfigMapSync>().await?;
         // Where Kubernetes itself lives nothing is offered.
-        let plans: Vec<_> = syncs
-            .into_iter()
-            .filter_map(|(sync, owner)| Some((Plan::of(&sync.spec, &Scope::Cluster, false).ok()?, owner)))
-            .collect();
+        let plan = |sync: &ConfigMapSync| Plan::of(&sync.spec, &Scope::Cluster, false).ok();
+        let (plans, uids) = self.resources(plan).await?;
         let mut namespaces: Vec<(String, BTreeMap<String, String>)> = Vec::new();
         if plans.iter().any(|(plan, _)| plan.selects()) {
             let all: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
@@ -167,14 +194,13 @@ impl Adopt<'_> {
             namespaces =
                 listed.map_err(|error| anyhow::anyhow!("the namespaces could not be listed: {}", words(&error)))?;
         }
-        let mut sources: HashMap<Key, Option<ConfigMap>> = HashMap::new();
-        for (plan, _) in &plans {
-            if !sources.contains_key(&plan.source) {
-                let source = api::<ConfigMap>(&self.client, &plan.source.namespace).get_opt(&plan.source.name).await;
-                // Who may not read it is told less.
-                sources.insert(plan.source.clone(), source.ok().flatten());
-            }
-        }
+        let wanted: BTreeSet<&Key> = plans.iter().map(|(plan, _)| &plan.source).collect();
+        let read = async |key: &Key| {
+            let source = api::<ConfigMap>(&self.client, &key.namespace).get_opt(&key.name).await;
+            // Who may not read it is told less.
+            (key.clone(), source.ok().flatten().map(|source| Content::of(&source)))
+        };
+        let sources: HashMap<_, _> = stream::iter(wanted).map(read).buffered(AT_ONCE).collect().await;
         let places = plans.iter().flat_map(|(plan, owner)| {
             let named: Vec<String> = match &plan.to {
                 Destinations::Named(names) => names.iter().cloned().collect(),
@@ -204,41 +230,50 @@ impl Adopt<'_> {
                     Ok(None) => None,
                     Ok(Some(live)) => {
                         let verdict = find::copy(&owner, &live, source, |uid| uids.contains(uid));
-                        Some(found(Thing::Copy(Box::new(live)), verdict, &owner))
+                        Some(found(Thing::Copy(Live::of(&live)), verdict, &owner))
                     }
                     Err(error) => Some(found(Thing::Unknown, unseen(&words(&error)), &owner)),
                 }
             }
         };
         let places: Vec<_> = places.collect();
-        Ok(stream::iter(places).map(look).buffered(AT_ONCE).filter_map(async |found| found).collect().await)
+        Ok(stream::iter(places)
+            .map(look)
+            .buffered(AT_ONCE)
+            .filter_map(async |found| found.filter(to_be_told))
+            .collect()
+            .await)
     }
 
     /// What has the names of Pods.
     async fn pods(&self) -> anyhow::Result<Vec<Found>> {
-        let (apps, uids) = self.resources::<MyApp>().await?;
+        let (apps, uids) = self.resources(|_: &MyApp| Some(())).await?;
         let uids = &uids;
-        let look = |(_, owner): (MyApp, Owner)| async move {
+        let look = |((), owner): ((), Owner)| async move {
             let name = pod_name(owner.name());
             let (thing, verdict) = match api::<Pod>(&self.client, owner.namespace()).get_opt(&name).await {
                 Ok(None) => return None,
                 Ok(Some(live)) => {
                     let verdict = find::pod(&owner, &live, |uid| uids.contains(uid));
-                    (Thing::Pod(Box::new(live)), verdict)
+                    (Thing::Pod(Live::of(&live)), verdict)
                 }
                 Err(error) => (Thing::Unknown, unseen(&words(&error))),
             };
             let what = format!("pod {}/{name}", owner.namespace());
             Some(Found { of: title::<MyApp>(&owner), what, owner, thing, verdict })
         };
-        Ok(stream::iter(apps).map(look).buffered(AT_ONCE).filter_map(async |found| found).collect().await)
+        Ok(stream::iter(apps)
+            .map(look)
+            .buffered(AT_ONCE)
+            .filter_map(async |found| found.filter(to_be_told))
+            .collect()
+            .await)
     }
 
     /// What has the names of balancers. AWS is asked only for a `MyIngress` that is not well.
     async fn balancers(&self) -> anyhow::Result<Vec<Found>> {
-        let (ingresses, uids) = self.resources::<MyIngress>().await?;
-        let ingresses: Vec<_> =
-            ingresses.into_iter().filter(|(ingress, _)| !is_well(ingress) && build::check(ingress).is_ok()).collect();
+        let ill = |ingress: &MyIngress| !is_well(ingress) && build::check(ingress).is_ok();
+        let (ingresses, uids) = self.resources(|ingress| ill(ingress).then(|| ingress.clone())).await?;
         if ingresses.is_empty() {
             return Ok(Vec::new());
         }
@@ -259,7 +294,12 @@ impl Adopt<'_> {
             };
             Some(Found { of, what, owner, thing, verdict })
         };
-        Ok(stream::iter(ingresses).map(look).buffered(AT_ONCE).filter_map(async |found| found).collect().await)
+        Ok(stream::iter(ingresses)
+            .map(look)
+            .buffered(AT_ONCE)
+            .filter_map(async |found| found.filter(to_be_told))
+            .collect()
+            .await)
     }
 
     async fn look_for(&self, name: &str) -> Result<Option<(crate::cloud::Balancer, Tags)>, Fault> {
@@ -272,9 +312,9 @@ impl Adopt<'_> {
         let path = found.owner.path();
         let consent = json!({ "annotations": { ADOPT_BY: path } });
         match &found.thing {
-            Thing::Copy(live) => self.mark(live.as_ref(), consent).await,
+            Thing::Copy(live) => self.mark::<ConfigMap>(live, consent).await,
             Thing::Pod(live) => {
-                self.mark(live.as_ref(), consent).await?;
+                self.mark::<Pod>(live, consent).await?;
                 self.wake::<MyApp>(&found.owner).await
             }
             Thing::Balancer(arn) => {
@@ -286,13 +326,13 @@ impl Adopt<'_> {
         }
     }
 
-    async fn mark<K>(&self, live: &K, mut metadata: Value) -> Result<(), String>
+    async fn mark<K>(&self, live: &Live, mut metadata: Value) -> Result<(), String>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
-        metadata["uid"] = live.uid().into();
-        metadata["resourceVersion"] = live.resource_version().into();
-        patch::<K>(&self.client, &live.namespace().unwrap_or_default(), &live.name_any(), metadata).await
+        metadata["uid"] = live.uid.clone().into();
+        metadata["resourceVersion"] = live.version.clone().into();
+        patch::<K>(&self.client, &live.namespace, &live.name, metadata).await
     }
 
     async fn wake<K>(&self, owner: &Owner) -> Result<(), String>
@@ -331,6 +371,11 @@ async fn cluster_uid(client: &Client) -> anyhow::Result<String> {
 fn is_well(ingress: &MyIngress) -> bool {
     let Some(status) = &ingress.status else { return false };
     conditions::get(&status.conditions, READY).is_some_and(|condition| condition.status == "True")
+}
+
+/// What is ours is none of it.
+fn to_be_told(found: &Found) -> bool {
+    found.verdict != Verdict::Settled
 }
 
 fn unseen(why: &str) -> Verdict {

@@ -6,17 +6,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::target::{Step, Target};
+use crate::cli::commands::Cluster;
 use crate::commands::lease::Operator;
 
 /// How long an operator of which nothing is known is given to take note of a change.
-const NOTICE: Duration = Duration::from_secs(3);
+const TAKES_NOTE: Duration = Duration::from_secs(3);
 
 /// What was asked of which object, by UID.
 #[derive(Debug, Default)]
 pub struct Asked {
     suspended: HashMap<String, Instant>,
-    /// What was changed, or may have been, of an object that is not deleted: how it is told, and undone.
-    changed: BTreeMap<String, String>,
+    /// What was changed, or may have been, of an object that is not deleted: its title, and the command that undoes it.
+    changed: BTreeMap<String, (String, String)>,
 }
 
 impl Asked {
@@ -35,10 +36,9 @@ impl Asked {
             let resource = target.kind.crd_name();
             let (name, namespace) = (&target.object.name, &target.object.namespace);
             let undo = format!(
-                "{}: kubectl patch {resource} {name} -n {namespace} --type=merge -p '{{\"spec\":{{\"{field}\":null}}}}'",
-                target.title()
+                "kubectl patch {resource} {name} -n {namespace} --type=merge -p '{{\"spec\":{{\"{field}\":null}}}}'"
             );
-            self.changed.insert(target.uid.clone(), undo);
+            self.changed.insert(target.uid.clone(), (target.title(), undo));
         }
     }
 
@@ -54,9 +54,9 @@ impl Asked {
         self.changed.remove(uid);
     }
 
-    /// What was changed and is not deleted, each with the command that undoes it.
-    pub fn undo(&self) -> Vec<String> {
-        self.changed.values().cloned().collect()
+    /// What was changed in this cluster and is not deleted, each with the command that undoes it.
+    pub fn undo(&self, cluster: &Cluster) -> Vec<String> {
+        self.changed.values().map(|(title, command)| format!("{title}: {}", cluster.command(command))).collect()
     }
 
     /// Whether the operator may still be about to take note that this object is suspended, at `now`. One that may well run is
@@ -64,7 +64,7 @@ impl Asked {
     /// object is given its time from when it was first seen suspended.
     pub fn patient(&mut self, uid: &str, operator: &Operator, now: Instant) -> bool {
         let since = *self.suspended.entry(uid.to_owned()).or_insert(now);
-        operator.may_run() || now.duration_since(since) < NOTICE
+        operator.may_run() || now.duration_since(since) < TAKES_NOTE
     }
 }
 
@@ -86,23 +86,24 @@ mod tests {
     #[test]
     fn what_was_changed_is_known_until_it_goes() {
         let mut asked = Asked::default();
+        let cluster = Cluster { context: Some("prod".into()), ..Cluster::default() };
         let undo = |field| {
             format!(
                 "myapp/web in shop: kubectl patch myapps.demo.rtfm.co.ua web -n shop --type=merge -p \
-                 '{{\"spec\":{{\"{field}\":null}}}}'"
+                 '{{\"spec\":{{\"{field}\":null}}}}' --context=prod"
             )
         };
         asked.does(&target("a", false), Step::Suspend);
         asked.does(&target("b", false), Step::KeepCopies);
         asked.does(&target("c", false), Step::Wait);
         asked.does(&target("d", true), Step::KeepCopies);
-        assert_eq!(asked.undo(), [undo("suspend"), undo("deletionPolicy")]);
+        assert_eq!(asked.undo(&cluster), [undo("suspend"), undo("deletionPolicy")]);
         // What came after it was refused, it itself was not.
         asked.refused(&target("a", false), Step::LetGo);
         asked.refused(&target("b", false), Step::KeepCopies);
-        assert_eq!(asked.undo(), [undo("suspend")]);
+        assert_eq!(asked.undo(&cluster), [undo("suspend")]);
         asked.goes("a");
-        assert_eq!(asked.undo(), [""; 0]);
+        assert_eq!(asked.undo(&cluster), [""; 0]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,9 +1,9 @@
 //! `quartermaster uninstall`: all objects of our kinds go, in an order that tells nobody of it, while the operator runs; what
-//! holds one up is named ([`target`]). It ends by itself, whatever the cluster does.
+//! holds one up is named ([`target`]). It ends by itself, within `--timeout`, whatever the cluster does.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, BufRead as _, IsTerminal as _};
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,17 +14,19 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPoli
 use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::asked::Asked;
 use self::target::{Children, How, ORDER, Step, Target, is_ours};
 use super::lease::{self, Looks, Operator};
 use super::paper::Paper;
 use super::{MANAGER, is, objects, words};
-use crate::cli::commands::UninstallArgs;
+use crate::cli::commands::{Cluster, UninstallArgs};
 use crate::registry;
+use crate::runtime::signals::Signals;
 
 mod asked;
+mod begin;
 mod said;
 pub mod target;
 mod ways;
@@ -32,7 +34,7 @@ mod ways;
 /// How often it is looked whether all is gone.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long an object may take to go before that is told; and how long a cluster that does not answer is left alone.
-const NOTICE: Duration = Duration::from_secs(3);
+const TELL_AFTER: Duration = Duration::from_secs(3);
 /// How many objects are deleted at once.
 const AT_ONCE: usize = 16;
 /// How many objects are named.
@@ -78,35 +80,31 @@ impl Default for Standing {
 #[error("{0}")]
 struct Refused(String);
 
-/// Deletes them in the cluster `cluster`.
+/// What time may mend: the apiserver has too much to do, or is about to be there.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Busy(String);
+
+/// Deletes them in the cluster that is called so.
 ///
 /// # Errors
 /// The cluster cannot be asked, or does not let itself be.
-pub async fn run(client: Client, cluster: &str, args: &UninstallArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
+pub async fn run(client: Client, called: &str, args: &UninstallArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
     let how = How { keep_children: args.keep_children, without_operator: args.without_operator };
     let uninstall = Uninstall { client, args, how, asked: RefCell::default() };
-    let targets = uninstall.targets().await?;
-    let crds = uninstall.crds().await?;
-    let doomed = || crds.iter().filter(|crd| args.purge || crd.deleting);
-    if targets.is_empty() && doomed().next().is_none() {
-        out.line(format!("There is nothing to delete{}.", uninstall.place()))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    out.line(format!("Cluster: {cluster}\n"))?;
-    uninstall.show(&targets, &crds, out)?;
-    let mut looks = Looks::default();
-    if how.without_operator && !targets.is_empty() {
-        let operator = looks.settle(&uninstall.client, &args.lease, LOOK_EVERY).await;
-        if let Some(why) = ways::refusal(&operator, &args.lease) {
-            anyhow::bail!(why);
+    let mut signals = Signals::new()?;
+    let begun = tokio::select! {
+        begun = uninstall.begin(called, out) => Some(begun?),
+        () = signals.next() => None,
+    };
+    match begun {
+        Some(ControlFlow::Continue((looks, deadline))) => uninstall.delete(looks, deadline, signals, out).await,
+        Some(ControlFlow::Break(code)) => Ok(code),
+        None => {
+            out.line("\nInterrupted: nothing was deleted.")?;
+            Ok(ExitCode::FAILURE)
         }
-        let why = if let Operator::Stopped(why) = operator { why } else { "it has no Lease".into() };
-        out.line(format!("The operator counts as gone ({}): {why}.\n", lease::path(&args.lease)))?;
     }
-    if !args.yes && !agreed(out)? {
-        return Ok(ExitCode::from(USAGE));
-    }
-    uninstall.delete(looks, out).await
 }
 
 /// Whether another object has its name by now.
@@ -114,20 +112,10 @@ fn is_another(error: &kube::Error) -> bool {
     is(error, 422) && words(error).contains("metadata.uid")
 }
 
-/// Whether somebody says yes.
-fn agreed(out: &mut Paper) -> anyhow::Result<bool> {
-    if !io::stdin().is_terminal() || !out.is_terminal() {
-        out.line("Nothing was deleted: nobody is here to be asked. Say --yes.")?;
-        return Ok(false);
-    }
-    out.raw("Delete all this? [y/N] ")?;
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
-    let yes = ["y", "yes"].contains(&answer.trim().to_lowercase().as_str());
-    if !yes {
-        out.line("Nothing was deleted.")?;
-    }
-    Ok(yes)
+/// What was said when something was asked for.
+fn told(error: &kube::Error) -> anyhow::Error {
+    let busy = [429, 503, 504].into_iter().any(|code| is(error, code));
+    if busy { Busy(words(error)).into() } else { anyhow::anyhow!(words(error)) }
 }
 
 struct Uninstall<'a> {
@@ -140,6 +128,10 @@ struct Uninstall<'a> {
 impl Uninstall<'_> {
     fn namespace(&self) -> Option<&str> {
         self.args.scope.namespace()
+    }
+
+    fn cluster(&self) -> &Cluster {
+        &self.args.scope.cluster
     }
 
     fn place(&self) -> String {
@@ -158,7 +150,7 @@ impl Uninstall<'_> {
     async fn targets_of(&self, controller: &str) -> anyhow::Result<Vec<Target>> {
         let Some(kind) = objects::kind(controller) else { return Ok(Vec::new()) };
         let listed = objects::list(&self.client, kind, self.namespace(), |object| Target::of(kind, &object)).await;
-        let listed = listed.map_err(|error| anyhow::anyhow!(words(&error)));
+        let listed = listed.map_err(|error| told(&error));
         Ok(listed.with_context(|| format!("the {} could not be listed", kind.resource().plural))?.unwrap_or_default())
     }
 
@@ -179,18 +171,24 @@ impl Uninstall<'_> {
                 Ok(None) => {}
                 Err(error) if is(&error, 403) && !self.args.purge => return Ok(crds),
                 Err(error) if is(&error, 403) => return Err(Refused(words(&error)).into()),
-                Err(error) => anyhow::bail!(words(&error)),
+                Err(error) => return Err(told(&error)),
             }
         }
         Ok(crds)
     }
 
     /// Deletes them, until all is gone, nothing moves any more, or somebody has it stop.
-    async fn delete(&self, looks: Looks, out: &mut Paper) -> anyhow::Result<ExitCode> {
+    async fn delete(
+        &self,
+        looks: Looks,
+        deadline: Instant,
+        mut signals: Signals,
+        out: &mut Paper,
+    ) -> anyhow::Result<ExitCode> {
         let mut standing = Standing::default();
         let gone = tokio::select! {
-            came = self.rounds(looks, &mut standing, out) => Some(came),
-            signal = tokio::signal::ctrl_c() => signal.map(|()| None)?,
+            came = self.rounds(looks, deadline, &mut standing, out) => Some(came),
+            () = signals.next() => None,
         };
         match gone {
             Some(Ok(true)) => return self.done(out),
@@ -208,12 +206,16 @@ impl Uninstall<'_> {
         self.failed(&standing, out)
     }
 
-    /// Goes round until all is gone, or nothing moves any more; whether all is gone.
-    async fn rounds(&self, mut looks: Looks, standing: &mut Standing, out: &mut Paper) -> anyhow::Result<bool> {
-        let started = Instant::now();
-        let deadline = started + self.args.timeout;
+    /// Goes round until all is gone, nothing moves any more, or it is time to end; whether all is gone.
+    async fn rounds(
+        &self,
+        mut looks: Looks,
+        deadline: Instant,
+        standing: &mut Standing,
+        out: &mut Paper,
+    ) -> anyhow::Result<bool> {
         let mut told: HashMap<String, (Instant, String)> = HashMap::new();
-        let mut last: (Vec<(String, String)>, Instant) = (Vec::new(), started);
+        let mut last: (Vec<(String, String)>, Instant) = (Vec::new(), Instant::now());
         let mut silent = String::new();
         loop {
             let round = async {
@@ -230,12 +232,8 @@ impl Uninstall<'_> {
                 Err(error) if error.is::<Refused>() => return Err(error),
                 // All could be listed before: an apiserver that is away for a moment ends nothing.
                 Err(error) => {
-                    let text = format!("the cluster does not answer, which is tried again: {error:#}");
-                    if text != silent {
-                        out.line(&text)?;
-                        silent = text;
-                    }
-                    sleep_until(deadline.min(Instant::now() + NOTICE)).await;
+                    begin::away(&error, &mut silent, out)?;
+                    sleep_until(deadline.min(Instant::now() + TELL_AFTER)).await;
                     continue;
                 }
             };
@@ -250,9 +248,13 @@ impl Uninstall<'_> {
                 last = (state, now);
             }
             for target in left.targets.iter().take(NAMED) {
-                let held = left.troubles.get(&target.uid).cloned().unwrap_or_else(|| target.held(self.how).join("; "));
+                let held = left
+                    .troubles
+                    .get(&target.uid)
+                    .cloned()
+                    .unwrap_or_else(|| target.held(self.how, self.cluster()).join("; "));
                 let (since, said) = told.entry(target.uid.clone()).or_insert_with(|| (now, String::new()));
-                if now.duration_since(*since) > NOTICE && *said != held && !held.is_empty() {
+                if now.duration_since(*since) > TELL_AFTER && *said != held && !held.is_empty() {
                     out.line(format!("waiting for {}: {held}", target.title()))?;
                     *said = held;
                 }
@@ -264,7 +266,7 @@ impl Uninstall<'_> {
             if stalled || forbidden {
                 return Ok(false);
             }
-            sleep(LOOK_EVERY.max(began.elapsed() * 2)).await;
+            sleep_until(deadline.min(Instant::now() + LOOK_EVERY.max(began.elapsed() * 2))).await;
         }
     }
 

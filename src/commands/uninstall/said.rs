@@ -35,8 +35,11 @@ impl Uninstall<'_> {
         }
         out.table(&["KIND", "COUNT", "NAMES", "WITH IT"], &rows)?;
         if self.how.without_operator {
-            let left: Vec<_> =
-                targets.iter().filter(|it| it.needs_operator()).filter_map(Target::left_behind).collect();
+            let left: Vec<_> = targets
+                .iter()
+                .filter(|it| it.needs_operator())
+                .filter_map(|it| it.left_behind(self.cluster()))
+                .collect();
             if !left.is_empty() {
                 out.line("\nLeft behind, to be taken away by hand:")?;
                 for line in left {
@@ -82,7 +85,7 @@ impl Uninstall<'_> {
 
     /// What was changed so that it can be deleted, and was not deleted after all.
     pub(super) fn undone(&self, out: &mut Paper) -> io::Result<()> {
-        let undo = self.asked.borrow().undo();
+        let undo = self.asked.borrow().undo(self.cluster());
         if !undo.is_empty() {
             out.line("\nChanged, but not deleted. What has it as it was:")?;
             for line in undo {
@@ -99,7 +102,8 @@ impl Uninstall<'_> {
         out.line("")?;
         for target in left.targets.iter().take(NAMED) {
             out.line(format!("Left: {}", target.title()))?;
-            for line in left.troubles.get(&target.uid).cloned().into_iter().chain(target.held(self.how)) {
+            for line in left.troubles.get(&target.uid).cloned().into_iter().chain(target.held(self.how, self.cluster()))
+            {
                 out.line(format!("  {line}"))?;
             }
         }
@@ -110,7 +114,7 @@ impl Uninstall<'_> {
             number += 1;
             out.line(format!("Left: CRD {}", crd.name))?;
         }
-        for way in ways::ways_out(&left.targets, self.how, operator, self.namespace(), &self.args.lease) {
+        for way in ways::ways_out(&left.targets, operator, self.args) {
             out.line(format!("\n{way}"))?;
         }
         self.undone(out)?;

@@ -2,10 +2,11 @@
 
 use kube::ResourceExt;
 use kube::core::DynamicObject;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::api::kind::Kind;
 use crate::api::my_ingress as ingress;
+use crate::cli::commands::Cluster;
 use crate::cloud;
 use crate::commands::objects::{self, Object};
 use crate::controllers::{app_service, config_map_sync, contact_point, my_app, my_ingress, tracked_field};
@@ -159,15 +160,17 @@ impl Target {
         format!("{} in {}", self.object.title(), self.object.namespace)
     }
 
-    /// What holds it up, and what gets out of that.
-    pub fn held(&self, how: How) -> Vec<String> {
+    /// What holds it up in this cluster, and what gets out of that.
+    pub fn held(&self, how: How, cluster: &Cluster) -> Vec<String> {
         let Object { name, namespace, reason, message, .. } = &self.object;
         let resource = self.kind.crd_name();
-        let words = |finalizer: &String| match finalizer.as_str() {
+        let words = |(place, finalizer): (usize, &String)| match finalizer.as_str() {
             FOREGROUND => format!(
-                "{finalizer}: what it made goes first, and is not gone: kubectl get deployments,services,pods,ingresses,hpa -n \
-                 {namespace} -l {OWNER_UID}={}",
-                self.uid
+                "{finalizer}: what it made goes first, and is not gone: {}",
+                cluster.command(&format!(
+                    "kubectl get deployments,services,pods,ingresses,hpa -n {namespace} -l {OWNER_UID}={}",
+                    self.uid
+                ))
             ),
             ORPHAN => format!("{finalizer}: Kubernetes' garbage collector has not let go what it made"),
             ours if is_ours(ours) && !reason.is_empty() => format!("{finalizer}: {reason}: {message}"),
@@ -179,12 +182,21 @@ impl Target {
                 };
                 format!("{finalizer}: the operator has not taken away {what} yet")
             }
-            _ => format!(
-                "{finalizer}: whoever set it has to take it away; where that program is gone: kubectl patch {resource} {name} -n \
-                 {namespace} --type=merge -p '{{\"metadata\":{{\"finalizers\":null}}}}'"
-            ),
+            // That one alone: ours may stand beside it, and what it waits for is not done.
+            _ => {
+                let path = format!("/metadata/finalizers/{place}");
+                let patch = json!([
+                    { "op": "test", "path": path, "value": finalizer },
+                    { "op": "remove", "path": path },
+                ]);
+                format!(
+                    "{finalizer}: whoever set it has to take it away; where that program is gone: {}",
+                    cluster
+                        .command(&format!("kubectl patch {resource} {name} -n {namespace} --type=json -p '{patch}'"))
+                )
+            }
         };
-        let mut held: Vec<_> = self.finalizers.iter().map(words).collect();
+        let mut held: Vec<_> = self.finalizers.iter().enumerate().map(words).collect();
         if self.step(how, true) == Step::Wait && !self.deleting {
             held.push("it is suspended, and the operator has not taken note of that yet".into());
         }
@@ -192,18 +204,24 @@ impl Target {
     }
 
     /// What stays when our finalizers are taken away, and how it is taken away by hand.
-    pub fn left_behind(&self) -> Option<String> {
+    pub fn left_behind(&self, cluster: &Cluster) -> Option<String> {
+        let title = self.title();
         if self.is(config_map_sync::NAME) {
-            return Some(format!(
-                "the copies of {}: kubectl delete configmaps --all-namespaces -l {OWNER_UID}={}",
-                self.title(),
-                self.uid
-            ));
+            let delete = format!("kubectl delete configmaps --all-namespaces -l {OWNER_UID}={}", self.uid);
+            return Some(format!("the copies of {title}: {}", cluster.command(&delete)));
         }
-        let arn = self.balancer.as_ref().filter(|_| self.is(my_ingress::NAME))?;
+        if !self.is(my_ingress::NAME) {
+            return None;
+        }
+        let Some(arn) = &self.balancer else {
+            // It may have been asked for, and its ARN not be known yet.
+            return Some(format!(
+                "the load balancer {name} of {title}, if there is one: aws elbv2 describe-load-balancers --names {name}",
+                name = format_args!("{}{}", self.object.name, ingress::SUFFIX)
+            ));
+        };
         Some(format!(
-            "the load balancer of {} (and its target groups qm-...): {} delete-load-balancer --load-balancer-arn {arn}",
-            self.title(),
+            "the load balancer of {title} (and its target groups qm-...): {} delete-load-balancer --load-balancer-arn {arn}",
             cloud::command(arn)
         ))
     }
@@ -214,7 +232,6 @@ pub(super) mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use rstest::rstest;
-    use serde_json::json;
 
     use super::*;
     use crate::api::config_map_sync as sync;
@@ -222,7 +239,8 @@ pub(super) mod tests {
     const KEEP: How = How { keep_children: true, without_operator: false };
     const WITHOUT: How = How { keep_children: false, without_operator: true };
     const BOTH: How = How { keep_children: true, without_operator: true };
-    pub const PLAIN: How = How { keep_children: false, without_operator: false };
+    const PLAIN: How = How { keep_children: false, without_operator: false };
+    const HERE: Cluster = Cluster { kubeconfig: None, context: None };
 
     /// `marks`: `g` guarded by our finalizer, `d` being deleted, `s` suspended, `n` and the operator has taken note, `o` orphans.
     pub fn target(controller: &str, marks: &str) -> Target {
@@ -271,9 +289,9 @@ pub(super) mod tests {
     #[test]
     fn nobody_waits_for_ever_until_it_is_noted() {
         assert_eq!(target("myapp", "s").step(KEEP, false), Step::Delete(Children::Orphan));
-        let held = target("myapp", "s").held(KEEP);
+        let held = target("myapp", "s").held(KEEP, &HERE);
         assert_eq!(held, ["it is suspended, and the operator has not taken note of that yet"]);
-        assert_eq!(target("myapp", "sn").held(KEEP), [""; 0]);
+        assert_eq!(target("myapp", "sn").held(KEEP, &HERE), [""; 0]);
     }
 
     #[test]
@@ -316,11 +334,33 @@ pub(super) mod tests {
     fn what_holds_one_up_is_named_with_the_way_out() {
         let mut held = target("myingress", "gd");
         held.finalizers.extend(["kopf.zalando.org/x".into(), FOREGROUND.into()]);
-        let words = held.held(PLAIN);
+        let words = held.held(PLAIN, &HERE);
         assert!(words[0].contains("has not taken away the load balancer"), "{words:?}");
-        assert!(words[1].contains("kubectl patch myingresses.demo.rtfm.co.ua web -n shop"), "{words:?}");
-        assert!(words[2].contains("quartermaster.dev/owner-uid=u"), "{words:?}");
+        let patch = "kubectl patch myingresses.demo.rtfm.co.ua web -n shop --type=json -p \
+             '[{\"op\":\"test\",\"path\":\"/metadata/finalizers/1\",\"value\":\"kopf.zalando.org/x\"},\
+             {\"op\":\"remove\",\"path\":\"/metadata/finalizers/1\"}]'";
+        assert!(words[1].ends_with(patch), "{words:?}");
+        assert!(words[2].ends_with("quartermaster.dev/owner-uid=u"), "{words:?}");
+        let prod = Cluster { context: Some("prod".into()), ..HERE };
+        assert!(held.held(PLAIN, &prod)[1..].iter().all(|words| words.ends_with(" --context=prod")));
         (held.object.reason, held.object.message) = ("DeletionProtected".into(), "may not be deleted".into());
-        assert!(held.held(PLAIN)[0].ends_with(": DeletionProtected: may not be deleted"));
+        assert!(held.held(PLAIN, &HERE)[0].ends_with(": DeletionProtected: may not be deleted"));
+    }
+
+    #[test]
+    fn what_is_left_behind_is_named_with_and_without_its_arn() {
+        let mut web = target("myingress", "g");
+        let words = web.left_behind(&HERE).unwrap();
+        assert!(words.contains("web-alb of myingress/web in shop, if there is one: aws elbv2 describe"), "{words}");
+        web.balancer = Some("arn:aws:elasticloadbalancing:eu-west-1:1:x".into());
+        let words = web.left_behind(&HERE).unwrap();
+        assert!(
+            words.contains("aws --region eu-west-1 elbv2 delete-load-balancer --load-balancer-arn arn:"),
+            "{words}"
+        );
+        let prod = Cluster { context: Some("prod".into()), ..HERE };
+        let words = target("configmapsync", "g").left_behind(&prod).unwrap();
+        assert!(words.ends_with("-l quartermaster.dev/owner-uid=u --context=prod"), "{words}");
+        assert_eq!(target("myapp", "").left_behind(&HERE), None);
     }
 }

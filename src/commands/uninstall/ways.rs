@@ -1,48 +1,52 @@
 //! What gets out of what is left, and when that is no way. Pure.
 
-use super::target::{How, Target};
-use crate::cli::commands::LeaseOf;
+use super::target::Target;
+use crate::cli::LEASE;
+use crate::cli::commands::{LeaseOf, UninstallArgs};
 use crate::commands::lease::{self, Operator};
 use crate::controllers::my_ingress;
 
-/// The ways out for all that is left, each once. `namespace`: the only one that was looked at.
-pub fn ways_out(
-    left: &[Target],
-    how: How,
-    operator: &Operator,
-    namespace: Option<&str>,
-    lease: &LeaseOf,
-) -> Vec<String> {
-    let place = namespace.map_or_else(String::new, |namespace| format!(" -n {namespace}"));
-    let id = lease.leader_election_id.as_ref().map_or_else(String::new, |name| format!(" --leader-election-id={name}"));
+/// The ways out for all that is left, each once.
+pub fn ways_out(left: &[Target], operator: &Operator, args: &UninstallArgs) -> Vec<String> {
+    let UninstallArgs { scope, lease, .. } = args;
+    let place = scope.namespace().map_or_else(String::new, |namespace| format!(" -n {namespace}"));
+    let id = Some(lease.name()).filter(|name| *name != LEASE);
+    let id = id.map_or_else(String::new, |name| format!(" --leader-election-id={name}"));
     let said = lease.said_namespace().map_or_else(String::new, |name| format!(" --operator-namespace={name}"));
     let mut ways = Vec::new();
     if !left.iter().any(Target::needs_operator) {
         return ways;
     }
     let again = "Start it and run this again";
-    let alone = "where it is gone for good, take its finalizers away: quartermaster uninstall --without-operator";
+    let uninstall = |flags: String| scope.cluster.command(&format!("quartermaster uninstall {flags}"));
+    let alone = |said: &str| {
+        let command = uninstall(format!("--without-operator{place}{said}{id}"));
+        format!("where it is gone for good, take its finalizers away: {command}")
+    };
     match operator {
         Operator::Runs(_) | Operator::NotYet(_) => {}
         Operator::Stopped(why) => {
-            ways.push(format!("The operator does not run: {why}. {again}; or, {alone}{place}{said}{id}"));
+            // Its Lease was seen there, whoever said where to look.
+            let seen = format!(" --operator-namespace={}", lease.namespace());
+            ways.push(format!("The operator does not run: {why}. {again}; or, {}", alone(&seen)));
         }
         Operator::Absent(why) if said.is_empty() => ways.push(format!(
-            "Whether the operator runs is not known: {why}. {again}; or, {alone}{place} --operator-namespace=NAMESPACE{id} (the \
-             namespace that it ran in)"
+            "Whether the operator runs is not known: {why}. {again}; or, {} (the namespace that it ran in)",
+            alone(" --operator-namespace=NAMESPACE")
         )),
-        Operator::Absent(why) => ways.push(format!(
-            "Whether the operator runs is not known: {why}. {again}; or, {alone}{place}{said}{id}"
-        )),
+        Operator::Absent(why) => {
+            ways.push(format!("Whether the operator runs is not known: {why}. {again}; or, {}", alone(&said)));
+        }
         Operator::Unread(why) | Operator::Unknown(why) => ways.push(format!(
-            "Whether the operator runs is not known: {why}. {again}; or, as somebody who may read its Lease, and {alone}{place}{said}{id}"
+            "Whether the operator runs is not known: {why}. {again}; or, as somebody who may read its Lease, and {}",
+            alone(&said)
         )),
     }
     let balancers = left.iter().any(|target| target.needs_operator() && target.is(my_ingress::NAME));
-    if balancers && !how.keep_children {
+    if balancers && !args.keep_children {
         ways.push(format!(
-            "To leave load balancers in AWS as they are, and what everything else made too: quartermaster uninstall \
-             --keep-children{place}{said}{id}"
+            "To leave load balancers in AWS as they are, and what everything else made too: {}",
+            uninstall(format!("--keep-children{place}{said}{id}"))
         ));
     }
     ways
@@ -72,41 +76,40 @@ pub fn refusal(operator: &Operator, lease: &LeaseOf) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use clap::{Args as _, FromArgMatches as _};
     use rstest::rstest;
 
-    use super::super::target::tests::{PLAIN, target};
+    use super::super::target::tests::target;
     use super::*;
+
+    fn args(flags: &[&str]) -> UninstallArgs {
+        let words = ["uninstall"].iter().chain(flags);
+        let matches = UninstallArgs::augment_args(clap::Command::new("uninstall")).get_matches_from(words);
+        UninstallArgs::from_arg_matches(&matches).unwrap()
+    }
 
     #[test]
     fn who_may_act_and_what_was_said_makes_the_way_out() {
         let held = target("myingress", "gd");
         let (runs, stopped) = (Operator::Runs("a".into()), Operator::Stopped("why".into()));
-        let ways = |target: &Target, operator: &Operator, namespace| {
-            ways_out(std::slice::from_ref(target), PLAIN, operator, namespace, &LeaseOf::default()).join("\n")
+        let ways = |target: &Target, operator: &Operator, flags: &[&str]| {
+            ways_out(std::slice::from_ref(target), operator, &args(flags)).join("\n")
         };
-        assert!(!ways(&held, &runs, None).contains("--without-operator"));
-        assert!(ways(&held, &runs, None).contains("--keep-children"));
-        assert!(ways(&held, &stopped, Some("shop")).contains("--without-operator -n shop\n"));
-        assert!(!ways(&target("configmapsync", "gd"), &stopped, None).contains("--keep-children"));
-        assert_eq!(ways(&target("myapp", "d"), &stopped, None), "");
+        assert!(!ways(&held, &runs, &[]).contains("--without-operator"));
+        assert!(ways(&held, &runs, &[]).contains("--keep-children"));
+        let seen = "--without-operator -n shop --operator-namespace=quartermaster-system\n";
+        assert!(ways(&held, &stopped, &["-n", "shop"]).contains(seen));
+        assert!(!ways(&target("configmapsync", "gd"), &stopped, &[]).contains("--keep-children"));
+        assert_eq!(ways(&target("myapp", "d"), &stopped, &[]), "");
 
-        // What was said of the Lease is said again; what was not is asked for.
+        // What was said of Lease and cluster is said again; what was not is asked for.
         let absent = Operator::Absent("why".into());
-        assert!(ways(&held, &absent, None).contains("--without-operator --operator-namespace=NAMESPACE (the"));
-        let of = lease_of(Some("ops"), Some("id"));
-        let ways = ways_out(&[held], PLAIN, &absent, Some("shop"), &of);
-        assert!(
-            ways[0].ends_with("--without-operator -n shop --operator-namespace=ops --leader-election-id=id"),
-            "{ways:?}"
-        );
-        assert!(
-            ways[1].ends_with("--keep-children -n shop --operator-namespace=ops --leader-election-id=id"),
-            "{ways:?}"
-        );
-    }
-
-    fn lease_of(namespace: Option<&str>, name: Option<&str>) -> LeaseOf {
-        LeaseOf { operator_namespace: namespace.map(Into::into), leader_election_id: name.map(Into::into) }
+        assert!(ways(&held, &absent, &[]).contains("--without-operator --operator-namespace=NAMESPACE (the"));
+        let said = ["-n", "shop", "--operator-namespace=ops", "--leader-election-id=id", "--context=a b"];
+        let ways = ways(&held, &absent, &said);
+        let rest = "-n shop --operator-namespace=ops --leader-election-id=id --context='a b'";
+        assert!(ways.contains(&format!("quartermaster uninstall --without-operator {rest}\n")), "{ways}");
+        assert!(ways.ends_with(&format!("quartermaster uninstall --keep-children {rest}")), "{ways}");
     }
 
     #[rstest]
@@ -123,7 +126,8 @@ mod tests {
         #[case] namespace: Option<&str>,
         #[case] why: Option<&str>,
     ) {
-        let came = refusal(&operator, &lease_of(namespace, None));
+        let flag = namespace.map(|name| format!("--operator-namespace={name}"));
+        let came = refusal(&operator, &args(&flag.iter().map(String::as_str).collect::<Vec<_>>()).lease);
         assert_eq!(came.is_some(), why.is_some(), "{came:?}");
         assert!(came.unwrap_or_default().contains(why.unwrap_or_default()));
     }

@@ -27,7 +27,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
 
     // 001's copies, of which one fell behind; and what is another's.
     let content = json!({ "data": { "a": "1" } });
-    for name in ["settings", "theirs", "chart", "fresh"] {
+    for name in ["settings", "theirs", "chart", "stamped", "fresh"] {
         bed.create::<ConfigMap>(name, content.clone()).await;
         let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": name });
         bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
@@ -35,6 +35,8 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     let copy = far.create::<ConfigMap>("settings", json!({ "data": { "a": "0" } })).await;
     let marks = json!({ "labels": { "quartermaster.dev/owner-uid": "u" }, "annotations": { "quartermaster.dev/owner": "x/y" } });
     far.create::<ConfigMap>("theirs", json!({ "metadata": marks, "data": { "a": "1" } })).await;
+    let uid = json!({ "labels": { "quartermaster.dev/owner-uid": "u" } });
+    far.create::<ConfigMap>("stamped", json!({ "metadata": uid, "data": { "a": "1" } })).await;
     let helm = json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } });
     far.create::<ConfigMap>("chart", json!({ "metadata": helm, "data": { "a": "1" } })).await;
     // 003's Pod and its balancer; another program's balancer.
@@ -60,6 +62,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
         "{shown}"
     );
     assert!(line("/chart").ends_with("it is managed by Helm"), "{shown}");
+    assert!(line("/stamped").ends_with("it belongs to the resource with the UID u"), "{shown}");
     assert!(line("load balancer tf-alb").ends_with("it is managed by terraform"), "{shown}");
     assert!(
         shown.ends_with(&format!("3 things can be handed over; to do so: quartermaster adopt --yes -n {here}\n")),
@@ -71,7 +74,9 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     let done = run.ends(0, &["adopt", "-n", here, "--yes"]).await;
     assert_eq!(done.matches("\nhanded over to ").count(), 3, "{done}");
     let again = run.ends(0, &["adopt", "-n", here, "--yes"]).await;
-    assert!(again.starts_with("There is nothing to hand over.\n\nLeft alone:\n"), "{again}");
+    let (cluster, rest) = again.split_once("\n\n").unwrap();
+    assert!(cluster.starts_with("Cluster: context "), "{again}");
+    assert!(rest.starts_with("There is nothing to hand over.\n\nLeft alone:\n"), "{again}");
 
     let flag = format!("--watch-namespace={here},{there}");
     let _operator = Operator::start(&bed, Settings::default().aws(&aws).flag(&flag)).await;
@@ -85,7 +90,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     assert_eq!(taken.uid(), pod.uid());
     assert_eq!(taken.meta().owner_references.as_ref().unwrap()[0].uid, app.uid().unwrap());
     bed.until("kopf", "is ready", |it: &MyIngress| reads(&json!(it.status), "Ready")).await;
-    for (name, reason) in [("theirs", "Conflict"), ("chart", "Conflict")] {
+    for (name, reason) in [("theirs", "Conflict"), ("chart", "Conflict"), ("stamped", "Conflict")] {
         bed.until(name, reason, |sync: &ConfigMapSync| reads(&json!(sync.status), reason)).await;
     }
 }

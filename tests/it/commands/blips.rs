@@ -1,12 +1,17 @@
 //! An apiserver that is away for a moment.
 
+use std::time::Duration;
+
 use http::StatusCode;
+use quartermaster::api::ContactPoint;
 use quartermaster::registry;
+use serde_json::json;
 use testbed::process::Folder;
-use testbed::proxy::{Fault, Match, Proxy, Times, Verb};
+use testbed::proxy::{Fault, Match, Proxy, Refusal, Times, Verb};
+use tokio::time::Instant;
 
 use super::Run;
-use crate::support::Bed;
+use crate::support::{Bed, SOON};
 
 #[tokio::test]
 async fn it_ends_neither_what_is_watched_nor_a_purge() {
@@ -22,7 +27,6 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     let file = folder.path().join("kubeconfig");
     proxy.write_kubeconfig(&direct, &file).unwrap();
     let run = Run::on(&bed).kubeconfig(file);
-    // Others are tried again below the commands.
     let away = || Fault::status(StatusCode::INTERNAL_SERVER_ERROR);
 
     bed.webhook("first", "http://127.0.0.1:1").await;
@@ -34,6 +38,34 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     watch.says("contactpoint/second").await;
     drop(watch);
 
+    // One that is busy is tried again, and not for longer than was said, whatever it asks for itself.
+    let busy = || Fault::Answer(Refusal { code: StatusCode::SERVICE_UNAVAILABLE, retry_after: Some(3600) });
+    let lists = || Match::verb(Verb::List).resource("trackedfields");
+    let bound = ["uninstall", "--yes", "--timeout=5s"];
+    for (fault, words) in [(busy(), "the cluster does not answer, which is tried again: "), (Fault::Hang, "")] {
+        let began = Instant::now();
+        let order = proxy.inject(lists(), Times::Always, fault);
+        let said = run.ends(1, &bound).await;
+        assert!(said.contains(words) && said.contains("the cluster did not answer within 5s"), "{said}");
+        assert!(began.elapsed() < SOON && order.hits() > 0, "{:?}: {said}", began.elapsed());
+        order.take_back();
+    }
+    let began = Instant::now();
+    let order = proxy.inject(lists(), Times::First(1), busy());
+    let said = run.ends(1, &["status"]).await;
+    assert!(said.contains("the trackedfields could not be listed") && began.elapsed() < SOON, "{said}");
+    assert_eq!(order.hits(), 1);
+    // Nor is it slept through: a round that took long is followed by a rest that is twice as long.
+    let theirs = |all: &[&str]| json!({ "metadata": { "finalizers": all } });
+    bed.patch::<ContactPoint>("first", theirs(&["example.com/theirs"])).await;
+    let slow = proxy.inject(lists(), Times::Always, Fault::Delay(Duration::from_secs(6)));
+    let began = Instant::now();
+    let said = run.ends(1, &["uninstall", "--yes", "--timeout=14s"]).await;
+    assert!(said.contains("1 object is left") && began.elapsed() < Duration::from_secs(20), "{said}");
+    slow.take_back();
+    bed.patch::<ContactPoint>("first", theirs(&[])).await;
+    let order = proxy.inject(lists(), Times::First(2), busy());
+
     // Each is read once before it begins.
     let kinds = u64::try_from(registry::KINDS.len()).unwrap();
     let crds = "customresourcedefinitions";
@@ -41,8 +73,8 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     let delete = proxy.inject(Match::verb(Verb::Delete).resource(crds), Times::First(1), away());
     let said = run.ends(0, &["uninstall", "--yes", "--purge"]).await;
     assert!(said.contains("the cluster does not answer, which is tried again: "), "{said}");
-    assert!(said.starts_with("Cluster: context ") && said.contains(&proxy.url()), "{said}");
+    assert!(said.contains("\nCluster: context ") && said.contains(&proxy.url()), "{said}");
     assert!(said.ends_with("All is gone.\n"), "{said}");
-    assert_eq!((read.hits(), delete.hits()), (1, 1));
+    assert_eq!((order.hits(), read.hits(), delete.hits()), (2, 1, 1));
     assert_eq!(bed.kubectl(&["get", "crds", "-o", "name"]).await, "");
 }

@@ -52,12 +52,14 @@ async fn an_operator_that_leads_is_waited_for_however_long_it_stands_still() {
     scene.bed.kubectl(&["patch", "myapps.demo.rtfm.co.ua", "banner", "--type=merge", "-p", patch]).await;
     assert_eq!(scene.bed.api::<MyApp>().get("banner").await.unwrap().spec.suspend, None);
 
-    // So it is when somebody has it stop.
-    let mut started = run.start(&arguments);
-    started.says(&format!("waiting for myapp/banner in {here}")).await;
-    started.interrupt().await;
-    let said = started.ends(1).await;
-    assert!(said.contains("\nInterrupted: run it again") && said.contains(&banner), "{said}");
+    // So it is when somebody has it stop, or the Pod that it runs in.
+    for signal in ["INT", "TERM"] {
+        let mut started = run.start(&arguments);
+        started.says(&format!("waiting for myapp/banner in {here}")).await;
+        started.signal(signal).await;
+        let said = started.ends(1).await;
+        assert!(said.contains("\nInterrupted: run it again") && said.contains(&banner), "{signal}: {said}");
+    }
 
     // And once the operator goes on, so does this, to its end.
     let mut started = run.start(&arguments);

@@ -13,11 +13,15 @@ use crate::support::{Bed, SOON};
 
 mod adopt;
 mod blips;
+mod deployed;
 mod docs;
 mod frozen;
+mod hints;
 mod history;
+mod shell;
 mod status;
 mod uninstall;
+mod unread;
 mod without_operator;
 
 /// How long a command may take that is to come to its end by itself.
@@ -67,9 +71,21 @@ impl Run {
     }
 
     /// With this folder as its `PATH`.
-    fn path(mut self, folder: &Path) -> Self {
-        self.env.push(("PATH".into(), folder.display().to_string()));
+    fn path(self, folder: &Path) -> Self {
+        self.env("PATH", &folder.display().to_string())
+    }
+
+    /// With this variable.
+    fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.into(), value.into()));
         self
+    }
+
+    /// A shell that has this program and kubectl.
+    fn shell(self, bed: &Bed) -> Self {
+        let folders = [bed.plane.binaries(), Path::new(&self.program).parent().unwrap()];
+        let path = format!("{}:{}:/usr/bin:/bin", folders[0].display(), folders[1].display());
+        self.env("PATH", &path).program(Path::new("/bin/sh"))
     }
 
     fn command(&self, arguments: &[&str]) -> tokio::process::Command {
@@ -90,6 +106,14 @@ impl Run {
         let output = ended.unwrap_or_else(|_| panic!("{arguments:?} does not end")).unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         Came { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
+    }
+
+    /// Runs it to its end for somebody who reads nothing of what it prints.
+    async fn unread(&self, arguments: &[&str]) -> i32 {
+        let mut child = self.command(arguments).spawn().unwrap();
+        drop(child.stdout.take());
+        let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
+        ended.unwrap_or_else(|_| panic!("{arguments:?} does not end")).unwrap().code().unwrap()
     }
 
     /// Starts it.
@@ -149,10 +173,10 @@ impl Started {
         self.text
     }
 
-    /// Ctrl-C.
-    async fn interrupt(&self) {
+    /// Sends it this signal.
+    async fn signal(&self, name: &str) {
         let id = self.child.id().unwrap().to_string();
-        let sent = tokio::process::Command::new("kill").args(["-INT", &id]).status().await.unwrap();
+        let sent = tokio::process::Command::new("kill").args(["-s", name, &id]).status().await.unwrap();
         assert!(sent.success());
     }
 }

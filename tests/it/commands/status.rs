@@ -59,6 +59,10 @@ async fn everything_is_shown_and_why_it_is_not_well() {
     assert!(table.contains("Updated \"2\", for ") && table.contains("; 2 changes wait in all"), "{table}");
     assert!(table.contains(&format!("\ntrackedfield/lost in {here}: TargetNotFound\n  ")), "{table}");
 
+    // Nor does an error tell a terminal anything.
+    let said = run.ends(1, &["status", "--context", "no\u{1b}[2Jsuch"]).await;
+    assert!(said.starts_with("error: ") && said.contains(r"no\u{1b}[2Jsuch"), "{said}");
+
     // As a plugin of kubectl's, by whatever name.
     let (folder, link) = plugin();
     assert!(run.program(&link).ends(0, &["status", "--help"]).await.contains("Examples:"));

@@ -52,6 +52,9 @@ async fn only_who_is_known_to_be_gone_is_done_without_and_then_every_copy_stays(
     // Somebody guesses, or may not know.
     let said = run.ends(1, &guess).await;
     assert!(said.contains("there is no Lease quartermaster-system/alone, but it may have run elsewhere"), "{said}");
+    // In which Pod this runs says nothing of where the operator ran.
+    let said = Run::on(bed).env("POD_NAMESPACE", here).ends(1, &guess).await;
+    assert!(said.contains(&format!("there is no Lease {here}/alone, but it may have run elsewhere")), "{said}");
     bed.kubectl(&["create", "serviceaccount", "reader"]).await;
     let resources = registry::KINDS.iter().map(Kind::crd_name).collect::<Vec<_>>().join(",");
     bed.kubectl(&["create", "role", "reader", "--verb=*", &format!("--resource={resources}")]).await;

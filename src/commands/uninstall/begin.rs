@@ -1,0 +1,96 @@
+//! What is looked at, shown and asked before anything is deleted.
+
+use std::io::{self, IsTerminal as _};
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::target::Target;
+use super::{Busy, Crd, LOOK_EVERY, TELL_AFTER, USAGE, Uninstall, ways};
+use crate::commands::lease::{self, Looks, Operator};
+use crate::commands::paper::Paper;
+
+impl Uninstall<'_> {
+    /// Shows what is to go from the cluster `called`, and asks. Where it is to go on: what is known of the operator, and
+    /// until when all is to be gone; otherwise the exit code.
+    pub(super) async fn begin(
+        &self,
+        called: &str,
+        out: &mut Paper,
+    ) -> anyhow::Result<ControlFlow<ExitCode, (Looks, Instant)>> {
+        let timeout = self.args.timeout;
+        let deadline = Instant::now() + timeout;
+        let Ok(there) = timeout_at(deadline, self.there(out)).await else {
+            anyhow::bail!("the cluster did not answer within {timeout:?}: run it again");
+        };
+        let (targets, crds) = there?;
+        if targets.is_empty() && !crds.iter().any(|crd| self.args.purge || crd.deleting) {
+            out.line(format!("There is nothing to delete{}.", self.place()))?;
+            return Ok(ControlFlow::Break(ExitCode::SUCCESS));
+        }
+        out.line(format!("Cluster: {called}\n"))?;
+        self.show(&targets, &crds, out)?;
+        let mut looks = Looks::default();
+        if self.how.without_operator && !targets.is_empty() {
+            let of = &self.args.lease;
+            let Ok(operator) = timeout_at(deadline, looks.settle(&self.client, of, LOOK_EVERY)).await else {
+                anyhow::bail!("within {timeout:?} it could not be told whether the operator runs: give --timeout more");
+            };
+            if let Some(why) = ways::refusal(&operator, of) {
+                anyhow::bail!(why);
+            }
+            let why = if let Operator::Stopped(why) = operator { why } else { "it has no Lease".into() };
+            out.line(format!("The operator counts as gone ({}): {why}.\n", lease::path(of)))?;
+        }
+        let asked = Instant::now();
+        if !self.args.yes && !agreed(out).await? {
+            return Ok(ControlFlow::Break(ExitCode::from(USAGE)));
+        }
+        // Who is asked may take their time.
+        Ok(ControlFlow::Continue((looks, deadline + asked.elapsed())))
+    }
+
+    /// What there is. A server that is busy is asked again; one that is not there, or refuses, is not.
+    async fn there(&self, out: &mut Paper) -> anyhow::Result<(Vec<Target>, Vec<Crd>)> {
+        let mut silent = String::new();
+        loop {
+            let came = async { anyhow::Ok((self.targets().await?, self.crds().await?)) }.await;
+            match came {
+                Err(error) if error.is::<Busy>() => away(&error, &mut silent, out)?,
+                came => return came,
+            }
+            sleep(TELL_AFTER).await;
+        }
+    }
+}
+
+/// Says that the cluster does not answer, unless `silent` says that it was said.
+pub(super) fn away(error: &anyhow::Error, silent: &mut String, out: &mut Paper) -> io::Result<()> {
+    let text = format!("the cluster does not answer, which is tried again: {error:#}");
+    if text != *silent {
+        out.line(&text)?;
+        *silent = text;
+    }
+    Ok(())
+}
+
+/// Whether somebody says yes.
+async fn agreed(out: &mut Paper) -> anyhow::Result<bool> {
+    if !io::stdin().is_terminal() || !out.is_terminal() {
+        out.line("Nothing was deleted: nobody is here to be asked. Say --yes.")?;
+        return Ok(false);
+    }
+    out.raw("Delete all this? [y/N] ")?;
+    // A read that waits would keep signals from being heard.
+    let read = || {
+        let mut answer = String::new();
+        io::stdin().read_line(&mut answer).map(|_| answer)
+    };
+    let answer = tokio::task::spawn_blocking(read).await??;
+    let yes = ["y", "yes"].contains(&answer.trim().to_lowercase().as_str());
+    if !yes {
+        out.line("Nothing was deleted.")?;
+    }
+    Ok(yes)
+}
