@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 
-use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -94,7 +93,7 @@ pub struct RunArgs {
     /// Act only while holding the Lease; needed with two replicas or more
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECT", value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
         require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = BoolishValueParser::new(), help_heading = "Leader election")]
+        value_parser = value::Boolean, help_heading = "Leader election")]
     leader_elect: bool,
 
     /// Name of the Lease, in the operator's namespace; installs that share that namespace need one each
@@ -141,7 +140,7 @@ pub struct RunArgs {
     /// Whoever may create a ConfigMapSync can then change what the whole cluster relies on.
     #[arg(long, env = "QUARTERMASTER_ALLOW_PROTECTED_DESTINATIONS", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = BoolishValueParser::new(), help_heading = "Copies")]
+        value_parser = value::Boolean, help_heading = "Copies")]
     allow_protected_destinations: bool,
 
     /// Base URL of the Telegram Bot API, for those who run a server of their own
@@ -168,7 +167,7 @@ pub struct RunArgs {
     /// Let webhooks go to loopback addresses: for trying it out on one machine
     #[arg(long, env = "QUARTERMASTER_WEBHOOK_ALLOW_LOOPBACK", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = BoolishValueParser::new(), help_heading = "Notifications")]
+        value_parser = value::Boolean, help_heading = "Notifications")]
     webhook_allow_loopback: bool,
 
     /// Network that webhooks must not go to, such as 10.0.0.0/8; may be given several times

@@ -4,7 +4,6 @@
 
 use std::path::PathBuf;
 
-use clap::builder::BoolishValueParser;
 use clap::{ArgAction, Args};
 
 use super::value::{self, Listen};
@@ -24,7 +23,7 @@ pub(super) struct MetricsArgs {
     /// ClusterRole metrics-reader
     #[arg(long = "metrics-secure", env = "QUARTERMASTER_METRICS_SECURE", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
-        value_parser = BoolishValueParser::new())]
+        value_parser = value::Boolean)]
     secure: bool,
 
     /// Folder with tls.crt and tls.key (PEM) for --metrics-secure, taken up anew whenever they change. Default: a certificate

@@ -86,6 +86,16 @@ fn leader_elect(#[case] flags: &[&str], #[case] on: bool) {
 }
 
 #[rstest]
+#[case("")]
+#[case("maybe")]
+fn what_is_neither_true_nor_false_is_told_so(#[case] word: &str) {
+    for flag in ["leader-elect", "metrics-secure", "webhook-allow-loopback"] {
+        let error = run(&[&format!("--{flag}={word}")]).unwrap_err().to_string();
+        assert!(error.contains("write true or false"), "{error}");
+    }
+}
+
+#[rstest]
 #[case(&["--metrics-secure"], Some(MetricsCertificate::Own))]
 #[case(&["--metrics-secure", "--metrics-cert-path="], Some(MetricsCertificate::Own))]
 #[case(&["--metrics-secure", "--metrics-cert-path=/certs"], Some(MetricsCertificate::Mounted("/certs".into())))]

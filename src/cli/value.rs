@@ -1,10 +1,13 @@
 //! What stands in a flag: text in, typed value or words on what to write instead.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr as _;
 use std::time::Duration;
 
+use clap::builder::{BoolishValueParser, PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Command};
 use ipnet::IpNet;
 use jiff::SignedDuration;
 use reqwest::Url;
@@ -12,6 +15,23 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// Where a server listens: the addresses to try, the first that can be bound is taken.
 pub type Listen = Vec<SocketAddr>;
+
+/// What clap takes for `true` or `false`, in words that say which these are.
+#[derive(Clone)]
+pub(super) struct Boolean;
+
+impl TypedValueParser for Boolean {
+    type Value = bool;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<bool, clap::Error> {
+        let wrong = |_| StringValueParser::new().try_map(|_| Err("write true or false")).parse_ref(command, arg, value);
+        BoolishValueParser::new().parse_ref(command, arg, value).or_else(wrong)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        BoolishValueParser::new().possible_values().map(|values| Box::new(values.collect::<Vec<_>>().into_iter()) as _)
+    }
+}
 
 /// `500ms`, `9s`, `1h30m`: more than nothing.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
@@ -59,13 +79,15 @@ pub(super) fn namespace(text: &str) -> Result<String, String> {
 /// A Lease's name: an RFC 1123 subdomain
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-subdomain-names>).
 pub(super) fn lease(text: &str) -> Result<String, String> {
+    object(text).ok_or_else(|| {
+        "write a Lease's name: lower-case letters, digits, hyphens and full stops, such as quartermaster-shop".into()
+    })
+}
+
+/// An object's name: an RFC 1123 subdomain.
+pub(super) fn object(text: &str) -> Option<String> {
     let part = |part: &str| !part.is_empty() && namespace(part).is_ok();
-    if text.len() <= 253 && text.split('.').all(part) {
-        Ok(text.to_owned())
-    } else {
-        Err("write a Lease's name: lower-case letters, digits, hyphens and full stops, such as quartermaster-shop"
-            .into())
-    }
+    (text.len() <= 253 && text.split('.').all(part)).then(|| text.to_owned())
 }
 
 /// A network such as `10.0.0.0/8`, or one address.
