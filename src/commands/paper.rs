@@ -87,9 +87,7 @@ impl Paper {
     /// # Errors
     /// It cannot be written.
     pub fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
-        let text = text.as_ref();
-        let lines = text.lines().chain(iter::once("").filter(|_| text.is_empty()));
-        self.raw(&lines.map(|line| harmless(line) + "\n").collect::<String>())
+        self.raw(&text.as_ref().split('\n').map(|line| harmless(line) + "\n").collect::<String>())
     }
 
     /// A table: its columns are as wide as their widest cell, the last one as it comes.
@@ -172,8 +170,9 @@ fn harmless_json(text: &str) -> String {
 
 fn escaped(text: &str, escape: impl Fn(char, &mut String)) -> String {
     text.chars().fold(String::new(), |mut shown, c| {
-        // What turns the direction of writing hides what stands there.
-        if c.is_control() || matches!(c, '\u{200e}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
+        // What turns the direction of writing, or has no width, hides what stands there.
+        let hides = matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        if c.is_control() || hides {
             escape(c, &mut shown);
         } else {
             shown.push(c);
@@ -230,6 +229,7 @@ mod tests {
     #[test]
     fn a_terminal_is_told_nothing_by_what_stands_in_the_cluster() {
         assert_eq!(harmless("a\u{1b}[2Jb\n\u{202e}é"), "a\\u{1b}[2Jb\\n\\u{202e}é");
+        assert_eq!(harmless("ng\u{200b}inx\u{feff}"), "ng\\u{200b}inx\\u{feff}");
         let row = [vec![Cell::from("\u{1b}[31m")]];
         assert!(!draw(&["A"], &row, false).contains('\u{1b}'));
     }

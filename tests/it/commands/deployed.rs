@@ -34,11 +34,14 @@ async fn the_one_command_after_the_folder_was_deleted() {
     let outside: Vec<_> = scene.aws.env().into_iter().map(|(name, value)| format!("{name}={value}")).collect();
     set.extend(outside.iter().map(String::as_str));
     kubectl(&set).await.unwrap();
-    let operators = Operator::installed(&plane, SYSTEM, DEPLOYMENT).await;
+    let mut operators = Operator::installed(&plane, SYSTEM, DEPLOYMENT).await;
     scene.well().await;
     assert_eq!(scene.left().await.len(), registry::KINDS.len());
 
-    // It takes all of it at once, and then waits for what nobody is left to let go.
+    // It takes all of it at once, and then waits for what nobody is left to let go: here the operator comes to nothing more.
+    for operator in &mut operators {
+        operator.child().freeze().unwrap();
+    }
     let said = async {
         let said = kubectl(&["delete", "-f", folder, "--timeout=20s"]).await;
         said.unwrap_err().to_string()

@@ -48,12 +48,11 @@ async fn an_operator_that_leads_is_waited_for_however_long_it_stands_still() {
         said.split_once("\nChanged, but not deleted. What has it as it was:\n").unwrap_or_else(|| panic!("{said}"));
     assert!(changed.contains(&banner) && changed.contains("appservice/app in"), "{said}");
     assert_eq!(changed.matches("kubectl patch").count(), 2, "{said}");
-    let patch = r#"{"spec":{"suspend":null}}"#;
-    scene.bed.kubectl(&["patch", "myapps.demo.rtfm.co.ua", "banner", "--type=merge", "-p", patch]).await;
-    assert_eq!(scene.bed.api::<MyApp>().get("banner").await.unwrap().spec.suspend, None);
-
     // So it is when somebody has it stop, or the Pod that it runs in.
     for signal in ["INT", "TERM"] {
+        let patch = r#"{"spec":{"suspend":null}}"#;
+        scene.bed.kubectl(&["patch", "myapps.demo.rtfm.co.ua", "banner", "--type=merge", "-p", patch]).await;
+        assert_eq!(scene.bed.api::<MyApp>().get("banner").await.unwrap().spec.suspend, None);
         let mut started = run.start(&arguments);
         started.says(&format!("waiting for myapp/banner in {here}")).await;
         started.signal(signal).await;
