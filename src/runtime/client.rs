@@ -1,5 +1,7 @@
 //! The clients of the apiserver: one for everything, one that passes no fence, and one for what people run beside the operator.
 
+use std::env;
+use std::error::Error;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Context, Poll};
@@ -13,6 +15,7 @@ use kube::client::{Body, ClientBuilder};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::time::{Instant, timeout};
+use tower::util::MapErrLayer;
 use tower::{BoxError, Layer, Service};
 use tracing::{Instrument as _, debug};
 
@@ -39,6 +42,14 @@ pub enum Refused {
     /// No answer began within the timeout.
     #[error("the apiserver did not answer within {0:?}")]
     Timeout(Duration),
+    /// It did not get as far as an answer.
+    #[error("{url} could not be asked: {why}")]
+    Unanswered {
+        /// The server's, without who asks.
+        url: String,
+        /// The first cause, which says more than what came of it.
+        why: String,
+    },
 }
 
 /// True if `error` says that a write was given up because this replica does not hold the lease. One that was on its way
@@ -52,8 +63,33 @@ pub fn is_not_leading(error: &kube::Error) -> bool {
 /// # Errors
 /// There is neither, or the kubeconfig names a proxy.
 pub async fn cluster() -> anyhow::Result<Config> {
+    if let Some(kubeconfig) = some_of_several()? {
+        return cluster_of(kubeconfig).await;
+    }
     let config = Config::infer().await.context("no cluster: neither a kubeconfig nor a Pod's own files")?;
     direct(config, || Kubeconfig::read().is_ok_and(|kubeconfig| names_a_proxy(&kubeconfig)))
+}
+
+/// The kubeconfig that kubectl would read.
+///
+/// # Errors
+/// There is none, or it cannot be read.
+pub fn kubeconfig() -> anyhow::Result<Kubeconfig> {
+    Ok(match some_of_several()? {
+        Some(kubeconfig) => kubeconfig,
+        None => Kubeconfig::read()?,
+    })
+}
+
+/// What the files of `$KUBECONFIG` come to, if some of them are missing: kubectl passes over those, and kube does not.
+fn some_of_several() -> anyhow::Result<Option<Kubeconfig>> {
+    let list = env::var_os("KUBECONFIG").unwrap_or_default();
+    let (there, missing): (Vec<_>, Vec<_>) = env::split_paths(&list).partition(|path| path.exists());
+    if there.is_empty() || missing.is_empty() {
+        return Ok(None);
+    }
+    let merged = there.iter().try_fold(Kubeconfig::default(), |all, path| all.merge(Kubeconfig::read_from(path)?));
+    Ok(Some(merged.context("$KUBECONFIG")?))
 }
 
 /// The cluster of the current context of this kubeconfig.
@@ -117,12 +153,22 @@ pub fn unfenced(config: Config, metrics: Metrics) -> kube::Result<Client> {
     build(silent_for(config, UNFENCED_TIMEOUT), &gate)
 }
 
-/// The client of what people run: it does not retry either, so that a server which is busy for long is told of at once.
+/// The client of what people run: it does not retry either, so that a server which is busy for long is told of at once, and
+/// says which one could not be asked.
 ///
 /// # Errors
 /// As [`main`].
 pub fn of_people(config: Config) -> kube::Result<Client> {
-    Client::try_from(ours(silent_for(config, PEOPLE_TIMEOUT)))
+    let Server { url, .. } = Server::of(&config.cluster_url);
+    let unanswered = MapErrLayer::new(move |error: BoxError| -> BoxError {
+        let mut first: &dyn Error = &*error;
+        while let Some(cause) = first.source() {
+            first = cause;
+        }
+        Refused::Unanswered { url: url.clone(), why: first.to_string() }.into()
+    });
+    let builder = ClientBuilder::try_from(ours(silent_for(config, PEOPLE_TIMEOUT)))?;
+    Ok(builder.with_layer(&unanswered).build())
 }
 
 fn build(config: Config, gate: &Gate) -> kube::Result<Client> {
@@ -373,6 +419,17 @@ mod tests {
         ] {
             assert!(text.contains(line), "{text}");
         }
+    }
+
+    #[tokio::test]
+    async fn people_are_told_which_server_could_not_be_asked() {
+        let shut = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let client = of_people(Config::new(format!("http://me:hunter2@{shut}").parse().unwrap())).unwrap();
+        let kube::Error::Service(error) = Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err()
+        else {
+            panic!()
+        };
+        assert_eq!(causes(&*error), format!("http://{shut} could not be asked: Connection refused (os error 111)"));
     }
 
     /// Over a socket, because kube's own layers lie below ours.
