@@ -29,10 +29,13 @@ pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow:
     let field = match api.get(&args.name).await {
         Ok(field) => field,
         Err(error) if is(&error, 404) => {
-            let there: Vec<_> = api
-                .list_metadata(&kube::api::ListParams::default().limit(20))
-                .await
-                .map_or_else(|_| Vec::new(), |list| list.items.iter().map(ResourceExt::name_any).collect());
+            let there = match api.list_metadata(&kube::api::ListParams::default().limit(20)).await {
+                Err(error) if is(&error, 404) => {
+                    let crds = args.cluster.command("quartermaster crds | kubectl apply --server-side -f -");
+                    anyhow::bail!("the CRD of TrackedFields is not installed ({crds})");
+                }
+                list => list.map_or_else(|_| Vec::new(), |list| list.items.iter().map(ResourceExt::name_any).collect()),
+            };
             let there = if there.is_empty() { "none at all".to_owned() } else { there.join(", ") };
             anyhow::bail!("there is no TrackedField {} in namespace {namespace}; there is {there}", args.name);
         }

@@ -19,6 +19,8 @@ const SKEW: Duration = Duration::from_secs(30);
 pub enum Operator {
     /// It runs: who acts.
     Runs(String),
+    /// It runs, or did until then: who holds its Lease, and has not renewed it in time. Their clock may be another one.
+    Late(String, Timestamp),
     /// Nobody acts, and why that is known.
     Stopped(String),
     /// Who holds its Lease, of which it is not known yet whether they renew it.
@@ -34,12 +36,12 @@ pub enum Operator {
 impl Operator {
     /// It is known to run.
     pub fn runs(&self) -> bool {
-        matches!(self, Self::Runs(_))
+        matches!(self, Self::Runs(_) | Self::Late(..))
     }
 
     /// It may well run.
     pub fn may_run(&self) -> bool {
-        matches!(self, Self::Runs(_) | Self::NotYet(_) | Self::Unread(_))
+        self.runs() || matches!(self, Self::NotYet(_) | Self::Unread(_))
     }
 }
 
@@ -103,10 +105,19 @@ pub fn at_a_glance(said: &Said, now: Timestamp) -> Operator {
         Said::Lease { holder, duration, renewed } => (holder, *duration, renewed),
     };
     let Some(renewed) = *renewed else { return Operator::Runs(holder.clone()) };
-    if Duration::try_from(now.duration_since(renewed)).is_ok_and(|since| since > duration + SKEW) {
-        return Operator::Stopped(format!("{holder} has not renewed its Lease since {}", stamp(renewed)));
+    let since = Duration::try_from(now.duration_since(renewed)).unwrap_or_default();
+    if since > duration + SKEW {
+        Operator::Stopped(silent(holder, renewed))
+    } else if since > duration {
+        Operator::Late(holder.clone(), renewed)
+    } else {
+        Operator::Runs(holder.clone())
     }
-    Operator::Runs(holder.clone())
+}
+
+/// That somebody who holds it does nothing with it.
+pub fn silent(holder: &str, renewed: Timestamp) -> String {
+    format!("{holder} has not renewed its Lease since {}", stamp(renewed))
 }
 
 fn nobody() -> Operator {
@@ -140,9 +151,11 @@ impl Looks {
             Said::Failed(why) => Operator::Unread(why),
             Said::Forbidden(why) => Operator::Unknown(why),
             Said::Lease { holder, .. } if holder.is_empty() => nobody(),
-            Said::Lease { holder, duration, .. } if since > duration => {
-                Operator::Stopped(format!("{holder} has not renewed its Lease for {}", span(since)))
-            }
+            // It may have been silent for long before the first look.
+            Said::Lease { holder, duration, renewed } if since > duration => Operator::Stopped(match renewed {
+                Some(renewed) => silent(&holder, renewed),
+                None => format!("{holder} has not renewed its Lease for {}", span(since)),
+            }),
             Said::Lease { holder, .. } if self.moved => Operator::Runs(holder),
             Said::Lease { holder, .. } => Operator::NotYet(holder),
         }
@@ -173,10 +186,13 @@ mod tests {
     #[test]
     fn one_look_allows_for_clocks_that_differ() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        assert!(at_a_glance(&lease("a", 100), at(100)).runs());
-        assert!(at_a_glance(&lease("a", 100), at(80)).runs(), "their clock is ahead");
-        assert!(at_a_glance(&lease("a", 100), at(139)).runs());
-        assert!(matches!(at_a_glance(&lease("a", 100), at(140)), Operator::Stopped(_)));
+        assert_eq!(at_a_glance(&lease("a", 100), at(109)), Operator::Runs("a".into()));
+        assert_eq!(at_a_glance(&lease("a", 100), at(80)), Operator::Runs("a".into()), "their clock is ahead");
+        for late in [110, 139] {
+            assert_eq!(at_a_glance(&lease("a", 100), at(late)), Operator::Late("a".into(), at(100)));
+        }
+        let why = Operator::Stopped("a has not renewed its Lease since 1970-01-01 00:01:40Z".into());
+        assert_eq!(at_a_glance(&lease("a", 100), at(140)), why);
         assert!(matches!(at_a_glance(&lease("", 100), at(100)), Operator::Stopped(_)));
         assert!(matches!(at_a_glance(&Said::Absent("x".into()), at(1)), Operator::Absent(_)));
         assert!(matches!(at_a_glance(&Said::Forbidden("x".into()), at(1)), Operator::Unknown(_)));
@@ -189,12 +205,15 @@ mod tests {
         let after = |seconds| start + Duration::from_secs(seconds);
         assert!(matches!(looks.look(lease("a", 5), after(0)), Operator::NotYet(_)));
         assert!(matches!(looks.look(lease("a", 5), after(9)), Operator::NotYet(_)));
-        assert!(matches!(looks.look(lease("a", 5), after(10)), Operator::Stopped(_)));
+        // However long they looked: since when is the Lease's word.
+        let why = Operator::Stopped("a has not renewed its Lease since 1970-01-01 00:00:05Z".into());
+        assert_eq!(looks.look(lease("a", 5), after(10)), why);
         assert!(looks.look(lease("b", 6), after(11)).runs());
         assert!(looks.look(lease("b", 6), after(19)).runs());
         assert!(matches!(looks.look(lease("b", 6), after(21)), Operator::Stopped(_)));
         assert!(matches!(looks.look(lease("", 6), after(22)), Operator::Stopped(_)));
     }
+
     #[tokio::test(start_paused = true)]
     async fn a_look_that_failed_tells_nothing() {
         let failed = || Said::Failed("no answer".into());

@@ -19,6 +19,7 @@ pub mod history;
 pub mod lease;
 pub mod objects;
 pub mod paper;
+pub mod report;
 pub mod status;
 pub mod uninstall;
 
@@ -54,11 +55,11 @@ pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
 /// The cluster that is meant, and what people call it.
 async fn connect(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
     let (config, kubeconfig) = match (&cluster.kubeconfig, &cluster.context) {
-        (None, None) => (client::cluster().await?, Kubeconfig::read().ok()),
+        (None, None) => (client::cluster().await?, client::kubeconfig().ok()),
         (file, context) => {
             let mut kubeconfig = match file {
                 Some(file) => Kubeconfig::read_from(file).with_context(|| format!("{}", file.display()))?,
-                None => Kubeconfig::read().context("no kubeconfig")?,
+                None => client::kubeconfig().context("no kubeconfig")?,
             };
             if let Some(context) = context {
                 kubeconfig.current_context = Some(context.clone());
@@ -89,9 +90,18 @@ fn called(url: &Uri, kubeconfig: Option<&Kubeconfig>) -> String {
 /// What the apiserver says, in words.
 pub(crate) fn words(error: &kube::Error) -> String {
     match error {
+        kube::Error::Api(said) if said.message.is_empty() => format!("it answers {} without a word", said.code),
         kube::Error::Api(said) => said.message.clone(),
+        // As it was told: what kube puts before it helps nobody.
+        kube::Error::Service(error) => crate::runtime::telemetry::causes(&**error),
         error => crate::runtime::telemetry::causes(error),
     }
+}
+
+/// The same of a list of all that lies in `namespace`, or anywhere: who may not have that may have less.
+pub(crate) fn words_of_list(error: &kube::Error, namespace: Option<&str>) -> String {
+    let words = words(error);
+    if is(error, 403) && namespace.is_none() { format!("{words}; for what lies in one: -n NAMESPACE") } else { words }
 }
 
 /// What an answer of this code says.

@@ -2,15 +2,16 @@
 
 use std::fmt;
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::ListParams;
-use kube::core::DynamicObject;
+use kube::core::{DynamicObject, PartialObjectMeta};
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::is;
 use super::paper::Ink;
+use super::{is, words};
 use crate::api::kind::Kind;
 use crate::api::standing::{self, Ready};
 use crate::api::tracked_field::{Delivery, Entry, History};
@@ -111,6 +112,9 @@ pub struct Object {
     /// The oldest change that waits to be told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_undelivered: Option<Undelivered>,
+    /// What holds it up, where it is being deleted and somebody looked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub held: Vec<String>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks so
@@ -132,6 +136,7 @@ impl Object {
             pending: 0,
             failed: 0,
             oldest_undelivered: None,
+            held: Vec::new(),
         };
         if kind.controller == tracked_field::NAME {
             row.track(object);
@@ -202,9 +207,10 @@ impl Object {
         let said = Some((observed, &*condition.status, &*condition.reason));
         let (ready, _) = standing::by_condition(object.metadata.generation, said);
         self.state = ready.into();
-        if ready != Ready::True {
+        // That an older spec was had tells nothing of this one.
+        if condition.status != "True" {
             self.reason = condition.reason;
-            let of = if ready == Ready::Unknown { "of an older spec: " } else { "" };
+            let of = if object.metadata.generation > observed { "of an older spec: " } else { "" };
             self.message = format!("{of}{}", condition.message);
         }
     }
@@ -266,6 +272,31 @@ where
     }
 }
 
+/// Its CRD; none where there is none, or it may not be read: that is a right of the cluster's.
+///
+/// # Errors
+/// The apiserver cannot be asked.
+pub async fn crd(client: &Client, kind: &Kind) -> kube::Result<Option<PartialObjectMeta<CustomResourceDefinition>>> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    match api.get_metadata_opt(&kind.crd_name()).await {
+        Err(error) if is(&error, 403) => Ok(None),
+        read => read,
+    }
+}
+
+/// Something that is no apiserver knows none of our kinds either.
+///
+/// # Errors
+/// It is none.
+pub async fn is_kubernetes(client: &Client) -> anyhow::Result<()> {
+    match client.apiserver_version().await {
+        Err(error) if !is(&error, 403) => {
+            anyhow::bail!("this is no apiserver of Kubernetes: it tells no version: {}", words(&error))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The kind that a controller of that name acts on.
 pub fn kind(controller: &str) -> Option<&'static Kind> {
     registry::KINDS.iter().find(|kind| kind.controller == controller)
@@ -308,9 +339,10 @@ mod tests {
     #[case::new("myapp", json!({}), State::Unseen, "")]
     #[case::well("myapp", conditions("True", "Ready", 2), State::Ready, "")]
     #[case::ill("myapp", conditions("False", "Conflict", 2), State::NotReady, "Conflict")]
-    #[case::of_an_older_spec("myapp", conditions("True", "Ready", 1), State::Unseen, "Ready")]
+    #[case::of_an_older_spec("myapp", conditions("True", "Ready", 1), State::Unseen, "")]
+    #[case::ill_of_an_older_spec("myapp", conditions("False", "Conflict", 1), State::Unseen, "Conflict")]
     #[case::suspended("myapp", with(conditions("False", "Suspended", 2), &json!({ "spec": { "suspend": true } })), State::Suspended, "Suspended")]
-    #[case::to_be_suspended("myapp", with(conditions("True", "Ready", 1), &json!({ "spec": { "suspend": true } })), State::Unseen, "Ready")]
+    #[case::to_be_suspended("myapp", with(conditions("True", "Ready", 1), &json!({ "spec": { "suspend": true } })), State::Unseen, "")]
     #[case::going("myingress", with(conditions("False", "DeletionProtected", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), State::Deleting, "DeletionProtected")]
     #[case::going_well("myapp", with(conditions("True", "Ready", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), State::Deleting, "")]
     #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": true } }), State::Ready, "")]

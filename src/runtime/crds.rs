@@ -71,14 +71,21 @@ fn missing(name: &str) -> Presence {
     Presence::Absent(format!("CRD {name} is not installed"))
 }
 
-/// An older CRD prunes our fields without a word; so does one that is not ours. A newer one keeps them.
 fn judge(name: &str, crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &SchemaMark) -> Presence {
-    let what = match crd.annotations().get(SCHEMA) {
-        Some(theirs) if theirs.parse().is_ok_and(|theirs: SchemaMark| theirs.keeps(ours)) => return Presence::Present,
-        Some(theirs) => format!("has schema {theirs}, not {ours}: install this version's CRDs"),
-        None => "is not this program's: install its CRDs".into(),
-    };
-    Presence::Absent(format!("CRD {name} {what} (quartermaster crds | kubectl apply -f -)"))
+    match unlike(crd, ours) {
+        Some(what) => Presence::Absent(format!("CRD {name} {what} (quartermaster crds | kubectl apply -f -)")),
+        None => Presence::Present,
+    }
+}
+
+/// Why a program of the schema `ours` cannot work under this CRD, if it cannot. An older one prunes our fields without a word; so
+/// does one that is not ours. A newer one keeps them.
+pub fn unlike(crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &SchemaMark) -> Option<String> {
+    match crd.annotations().get(SCHEMA) {
+        Some(theirs) if theirs.parse().is_ok_and(|theirs: SchemaMark| theirs.keeps(ours)) => None,
+        Some(theirs) => Some(format!("has schema {theirs}, not {ours}: install this version's CRDs")),
+        None => Some("is not this program's: install its CRDs".into()),
+    }
 }
 
 #[cfg(test)]

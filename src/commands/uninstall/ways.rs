@@ -24,7 +24,7 @@ pub fn ways_out(left: &[Target], operator: &Operator, args: &UninstallArgs) -> V
         format!("where it is gone for good, take its finalizers away: {command}")
     };
     match operator {
-        Operator::Runs(_) | Operator::NotYet(_) => {}
+        Operator::Runs(_) | Operator::Late(..) | Operator::NotYet(_) => {}
         Operator::Stopped(why) => {
             // Its Lease was seen there, whoever said where to look.
             let seen = format!(" --operator-namespace={}", lease.namespace());
@@ -52,13 +52,28 @@ pub fn ways_out(left: &[Target], operator: &Operator, args: &UninstallArgs) -> V
     ways
 }
 
+/// What is to be known before anything is deleted, where the operator may not be there to do its part.
+pub fn unlikely(operator: &Operator) -> Option<String> {
+    let waits = "What only it takes away waits for it";
+    match operator {
+        Operator::Runs(_) | Operator::NotYet(_) => None,
+        Operator::Late(holder, renewed) => {
+            Some(format!("The operator may have stopped: {}. {waits}.", lease::silent(holder, *renewed)))
+        }
+        Operator::Stopped(why) => Some(format!("The operator does not run: {why}. {waits}.")),
+        Operator::Absent(why) | Operator::Unread(why) | Operator::Unknown(why) => {
+            Some(format!("Whether the operator runs is not known: {why}. {waits}."))
+        }
+    }
+}
+
 /// Why `--without-operator` is refused, if it is: only one that is known not to run is done without.
 pub fn refusal(operator: &Operator, lease: &LeaseOf) -> Option<String> {
     let path = lease::path(lease);
     let unknown = "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
     match operator {
         Operator::Stopped(_) => None,
-        Operator::Runs(holder) | Operator::NotYet(holder) => Some(format!(
+        Operator::Runs(holder) | Operator::Late(holder, _) | Operator::NotYet(holder) => Some(format!(
             "the operator runs ({holder} holds Lease {path}), and takes away what is its own: leave --without-operator out, or \
              stop it first"
         )),
@@ -110,6 +125,18 @@ mod tests {
         let rest = "-n shop --operator-namespace=ops --leader-election-id=id --context='a b'";
         assert!(ways.contains(&format!("quartermaster uninstall --without-operator {rest}\n")), "{ways}");
         assert!(ways.ends_with(&format!("quartermaster uninstall --keep-children {rest}")), "{ways}");
+    }
+
+    #[rstest]
+    #[case::runs(Operator::Runs("me".into()), None)]
+    #[case::late(Operator::Late("me".into(), jiff::Timestamp::UNIX_EPOCH), Some("may have stopped: me has not renewed its Lease since 1970-01-01 00:00:00Z"))]
+    #[case::stopped(Operator::Stopped("why".into()), Some("The operator does not run: why. "))]
+    #[case::without_a_lease(Operator::Absent("why".into()), Some("not known: why. "))]
+    #[case::forbidden(Operator::Unknown("why".into()), Some("not known: why. "))]
+    fn who_is_asked_knows_whether_anybody_does_the_rest(#[case] operator: Operator, #[case] words: Option<&str>) {
+        let said = unlikely(&operator);
+        assert_eq!(said.is_some(), words.is_some(), "{said:?}");
+        assert!(said.unwrap_or_default().contains(words.unwrap_or_default()));
     }
 
     #[rstest]

@@ -1,5 +1,6 @@
 //! `quartermaster status`.
 
+use quartermaster::api::ConfigMapSync;
 use serde_json::{Value, json};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
@@ -71,6 +72,26 @@ async fn everything_is_shown_and_why_it_is_not_well() {
     assert!(all.lines().any(|line| line.starts_with(here) && line.contains("trackedfield/lost")), "{all}");
 }
 
+/// Without an operator: it would let it go.
+#[tokio::test]
+async fn what_holds_up_what_is_being_deleted_is_shown() {
+    let bed = Bed::shared("deleting").await;
+    let (run, here) = (Run::on(&bed), bed.namespace.as_str());
+    let finalizers = ["quartermaster.dev/copies", "example.com/theirs"];
+    let spec = json!({ "sourceNamespace": here, "destinationNamespace": "default", "configMapName": "settings" });
+    bed.create::<ConfigMapSync>("sync", json!({ "metadata": { "finalizers": finalizers }, "spec": spec })).await;
+    bed.kubectl(&["delete", "configmapsyncs.apps.bixbite.io", "sync", "--wait=false"]).await;
+    let text = run.ends(0, &["status", "-n", here]).await;
+    let held = format!(
+        "\nconfigmapsync/sync in {here}: Deleting\n  quartermaster.dev/copies: the operator has not taken away the \
+         copies in other namespaces yet\n  example.com/theirs: whoever set it has to take it away; "
+    );
+    assert!(text.contains(&held) && text.contains("\n1 object: 0 ready, 0 not ready, 1 deleting\n"), "{text}");
+    let report = report(&run, here).await;
+    assert_eq!(report["objects"][0]["held"].as_array().map(Vec::len), Some(2), "{report}");
+    bed.patch::<ConfigMapSync>("sync", json!({ "metadata": { "finalizers": null } })).await;
+}
+
 #[tokio::test]
 async fn it_is_shown_again_when_it_changes() {
     let bed = Bed::shared("watch").await;
@@ -101,6 +122,13 @@ async fn what_is_not_installed_and_who_leads_is_said() {
     let text = run.ends(0, &["status"]).await;
     assert!(text.contains("Not installed: myingresses.demo.rtfm.co.ua"), "{text}");
     drop(operator);
+    // It died: that is to be seen before it is certain.
+    until("it is late", SOON, async || {
+        let text = run.ends(0, &["status"]).await;
+        Ok((text.contains("The operator runs: ") && text.contains(" leads, last renewed ")).then_some(()))
+    })
+    .await
+    .unwrap();
 
     // Who may not list them is told which right that is.
     let nobody = run.kubeconfig(bed.plane.kubeconfig_for_user("nobody", &[]).unwrap());
