@@ -1,14 +1,17 @@
 //! What is looked at, shown and asked before anything is deleted.
 
+use std::collections::BTreeSet;
 use std::io::{self, IsTerminal as _};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
+use jiff::Timestamp;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::target::Target;
 use super::{Busy, Crd, LOOK_EVERY, TELL_AFTER, USAGE, Uninstall, ways};
 use crate::commands::lease::{self, Looks, Operator};
+use crate::commands::objects;
 use crate::commands::paper::Paper;
 
 impl Uninstall<'_> {
@@ -27,11 +30,22 @@ impl Uninstall<'_> {
         let (targets, crds) = there?;
         if targets.is_empty() && !crds.iter().any(|crd| self.args.purge || crd.deleting) {
             out.line(format!("There is nothing to delete{}.", self.place()))?;
+            self.left_alone(out)?;
             return Ok(ControlFlow::Break(ExitCode::SUCCESS));
         }
         out.line(format!("Cluster: {called}\n"))?;
         self.show(&targets, &crds, out)?;
         let mut looks = Looks::default();
+        let guarded = targets.iter().any(Target::needs_operator);
+        if guarded && !self.how.without_operator {
+            // Whoever is asked is to know it.
+            if let Ok(said) = timeout_at(deadline, lease::read(&self.client, &self.args.lease)).await {
+                if let Some(words) = ways::unlikely(&lease::at_a_glance(&said, Timestamp::now())) {
+                    out.line(words + "\n")?;
+                }
+                looks.look(said, Instant::now());
+            }
+        }
         if self.how.without_operator && !targets.is_empty() {
             let of = &self.args.lease;
             let Ok(operator) = timeout_at(deadline, looks.settle(&self.client, of, LOOK_EVERY)).await else {
@@ -55,13 +69,31 @@ impl Uninstall<'_> {
     async fn there(&self, out: &mut Paper) -> anyhow::Result<(Vec<Target>, Vec<Crd>)> {
         let mut silent = String::new();
         loop {
-            let came = async { anyhow::Ok((self.targets().await?, self.crds().await?)) }.await;
+            let came = async {
+                let (targets, crds) = (self.targets().await?, self.crds().await?);
+                if targets.is_empty() && crds.is_empty() {
+                    objects::is_kubernetes(&self.client).await?;
+                }
+                anyhow::Ok((targets, crds))
+            }
+            .await;
+            let came = came.map(|(targets, crds)| self.ours(targets, crds));
             match came {
                 Err(error) if error.is::<Busy>() => away(&error, &mut silent, out)?,
                 came => return came,
             }
             sleep(TELL_AFTER).await;
         }
+    }
+
+    /// What of it is ours; the rest is left alone from now on.
+    fn ours(&self, mut targets: Vec<Target>, mut crds: Vec<Crd>) -> (Vec<Target>, Vec<Crd>) {
+        let foreign: BTreeSet<_> = crds.iter().filter(|crd| !crd.ours).map(|crd| crd.name.clone()).collect();
+        targets.retain(|target| !foreign.contains(&target.kind.crd_name()));
+        // Those of the cluster go with all its objects, or not at all.
+        crds.retain(|crd| crd.ours && self.namespace().is_none());
+        self.foreign.replace(foreign);
+        (targets, crds)
     }
 }
 

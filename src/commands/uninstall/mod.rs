@@ -2,31 +2,32 @@
 //! holds one up is named ([`target`]). It ends by itself, within `--timeout`, whatever the cluster does.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::{StreamExt, stream};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, PropagationPolicy};
-use kube::core::{DynamicObject, PartialObjectMeta};
-use kube::{Api, Client, ResourceExt};
+use kube::core::DynamicObject;
+use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::asked::Asked;
+use self::crds::Crd;
 use self::target::{Children, How, ORDER, Step, Target, is_ours};
 use super::lease::{self, Looks, Operator};
 use super::paper::Paper;
-use super::{MANAGER, is, objects, words};
+use super::{MANAGER, is, objects, words, words_of_list};
+use crate::api::kind::Kind;
 use crate::cli::commands::{Cluster, UninstallArgs};
-use crate::registry;
 use crate::runtime::signals::Signals;
 
 mod asked;
 mod begin;
+mod crds;
 mod said;
 pub mod target;
 mod ways;
@@ -41,13 +42,6 @@ const AT_ONCE: usize = 16;
 const NAMED: usize = 50;
 /// The exit code of a question that nobody answered with yes.
 const USAGE: u8 = 2;
-
-/// What of a CRD matters.
-struct Crd {
-    name: String,
-    uid: Option<String>,
-    deleting: bool,
-}
 
 /// What a round left.
 #[derive(Default)]
@@ -91,7 +85,7 @@ struct Busy(String);
 /// The cluster cannot be asked, or does not let itself be.
 pub async fn run(client: Client, called: &str, args: &UninstallArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
     let how = How { keep_children: args.keep_children, without_operator: args.without_operator };
-    let uninstall = Uninstall { client, args, how, asked: RefCell::default() };
+    let uninstall = Uninstall { client, args, how, foreign: RefCell::default(), asked: RefCell::default() };
     let mut signals = Signals::new()?;
     let begun = tokio::select! {
         begun = uninstall.begin(called, out) => Some(begun?),
@@ -112,16 +106,18 @@ fn is_another(error: &kube::Error) -> bool {
     is(error, 422) && words(error).contains("metadata.uid")
 }
 
-/// What was said when something was asked for.
-fn told(error: &kube::Error) -> anyhow::Error {
+/// What was said, in these words, when something was asked for.
+fn told(error: &kube::Error, words: &str) -> anyhow::Error {
     let busy = [429, 503, 504].into_iter().any(|code| is(error, code));
-    if busy { Busy(words(error)).into() } else { anyhow::anyhow!(words(error)) }
+    if busy { Busy(words.into()).into() } else { anyhow::anyhow!(words.to_owned()) }
 }
 
 struct Uninstall<'a> {
     client: Client,
     args: &'a UninstallArgs,
     how: How,
+    /// The kinds whose CRDs are another program's: neither they nor their objects are ours to delete.
+    foreign: RefCell<BTreeSet<String>>,
     asked: RefCell<Asked>,
 }
 
@@ -148,33 +144,11 @@ impl Uninstall<'_> {
     }
 
     async fn targets_of(&self, controller: &str) -> anyhow::Result<Vec<Target>> {
-        let Some(kind) = objects::kind(controller) else { return Ok(Vec::new()) };
+        let ours = |kind: &&Kind| !self.foreign.borrow().contains(&kind.crd_name());
+        let Some(kind) = objects::kind(controller).filter(ours) else { return Ok(Vec::new()) };
         let listed = objects::list(&self.client, kind, self.namespace(), |object| Target::of(kind, &object)).await;
-        let listed = listed.map_err(|error| told(&error));
+        let listed = listed.map_err(|error| told(&error, &words_of_list(&error, self.namespace())));
         Ok(listed.with_context(|| format!("the {} could not be listed", kind.resource().plural))?.unwrap_or_default())
-    }
-
-    /// Our CRDs that are there. Who may not see them can still delete the objects.
-    async fn crds(&self) -> anyhow::Result<Vec<Crd>> {
-        let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(self.client.clone());
-        let mut crds = Vec::new();
-        if self.namespace().is_some() {
-            return Ok(crds);
-        }
-        for kind in registry::KINDS {
-            match api.get_metadata_opt(&kind.crd_name()).await {
-                Ok(Some(crd)) => crds.push(Crd {
-                    name: crd.name_any(),
-                    uid: crd.uid(),
-                    deleting: crd.metadata.deletion_timestamp.is_some(),
-                }),
-                Ok(None) => {}
-                Err(error) if is(&error, 403) && !self.args.purge => return Ok(crds),
-                Err(error) if is(&error, 403) => return Err(Refused(words(&error)).into()),
-                Err(error) => return Err(told(&error)),
-            }
-        }
-        Ok(crds)
     }
 
     /// Deletes them, until all is gone, nothing moves any more, or somebody has it stop.
@@ -367,27 +341,5 @@ impl Uninstall<'_> {
             Err(error) if is(&error, 404) => Ok(true),
             Err(error) => Err(error),
         }
-    }
-
-    /// Deletes the CRDs, if they are to go; gives those that go and are still there.
-    async fn purge(&self) -> anyhow::Result<Vec<Crd>> {
-        let api: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let mut left = Vec::new();
-        for crd in self.crds().await? {
-            if !crd.deleting && self.args.purge {
-                let preconditions = Some(Preconditions { uid: crd.uid.clone(), resource_version: None });
-                let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
-                match api.delete(&crd.name, &parameters).await {
-                    Err(error) if is(&error, 404) || is(&error, 409) => {}
-                    Err(error) if is(&error, 403) => return Err(Refused(words(&error)).into()),
-                    Err(error) => anyhow::bail!(words(&error)),
-                    Ok(_) => {}
-                }
-            }
-            if crd.deleting || self.args.purge {
-                left.push(crd);
-            }
-        }
-        Ok(left)
     }
 }

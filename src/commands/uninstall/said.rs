@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use super::target::{ORDER, Target};
 use super::{Crd, NAMED, Standing, Uninstall, ways};
+use crate::api::common::SCHEMA;
 use crate::commands::paper::{Cell, Paper, count};
 use crate::controllers::{app_service, config_map_sync, my_app, my_ingress};
 
@@ -47,7 +48,21 @@ impl Uninstall<'_> {
                 }
             }
         }
+        if !self.foreign.borrow().is_empty() {
+            out.line("")?;
+            self.left_alone(out)?;
+        }
         out.line("")
+    }
+
+    /// What has the names of our kinds, and is another program's.
+    pub(super) fn left_alone(&self, out: &mut Paper) -> io::Result<()> {
+        for crd in &*self.foreign.borrow() {
+            out.line(format!(
+                "Left alone, with its objects: CRD {crd}, which is not this program's (no annotation {SCHEMA})"
+            ))?;
+        }
+        Ok(())
     }
 
     /// What becomes of what the objects of a kind made.

@@ -101,6 +101,17 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     let stuck = |it: &MyIngress| it.metadata.deletion_timestamp.is_some();
     scene.bed.until("web", "stays Terminating", stuck).await;
 
+    // Whoever is asked knows it before.
+    until("that nobody renews the Lease is in the list", SOON, async || {
+        let said = run.ends(2, &["uninstall"]).await;
+        Ok(["The operator may have stopped: ", "The operator does not run: "]
+            .iter()
+            .any(|it| said.contains(it))
+            .then_some(()))
+    })
+    .await
+    .unwrap();
+
     // Plain, it says what holds it up, and the one command.
     let said = run.ends(1, &["uninstall", "--yes", "--stalled-after=1s", "--timeout=15s"]).await;
     assert!(
