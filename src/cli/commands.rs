@@ -1,12 +1,16 @@
 //! The subcommands that people run against a cluster, with their own kubeconfig.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Id, Subcommand, ValueEnum};
+use kube::CustomResourceExt;
+use kube::core::ApiResource;
 
 use super::{LEASE, OPERATOR_NAMESPACE, value};
+use crate::api::{ConfigMapSync, MyApp, MyIngress, TrackedField};
 
 const STATUS_AFTER_HELP: &str = "\
 STATE is Ready, NotReady (REASON says why, and the words stand below the table), Delivering (messages are on their way),
@@ -20,7 +24,7 @@ Examples:
   quartermaster status -o json | jq '.objects[] | select(.state == \"NotReady\")'
       For scripts.
 
-Exit codes: 0 shown, whatever it shows; 1 the cluster could not be asked; 2 usage.";
+Exit codes: 0 shown, whatever it shows; 1 the cluster could not be asked, or not about every kind; 2 usage.";
 
 const HISTORY_AFTER_HELP: &str = "\
 Examples:
@@ -34,7 +38,8 @@ Exit codes: 0 shown; 1 there is no such TrackedField, or the cluster could not b
 const ADOPT_AFTER_HELP: &str = "\
 What is looked for: ConfigMaps where a ConfigMapSync is to have a copy, the Pod NAME-pod of a MyApp, the load balancer
 NAME-alb of a MyIngress. Only what nobody else marked as theirs is offered. With --yes each one gets the mark
-quartermaster.dev/adopt-by=NAMESPACE/NAME, an annotation or a tag, and the operator takes it over from there.
+quartermaster.dev/adopt-by=NAMESPACE/NAME, an annotation or a tag, and the operator takes it over from there. What it would
+then overwrite or replace is left alone, unless its resource is named.
 
 Region and credentials of AWS are what the SDK finds: AWS_REGION, AWS_PROFILE and so on. They are looked for only where a
 MyIngress is not ready.
@@ -43,7 +48,9 @@ Examples:
   quartermaster adopt
       Show what can be handed over. Nothing is changed.
   quartermaster adopt -n shop --yes
-      Hand over what the resources of one namespace are to have.
+      Hand over what the resources of one namespace are to have, but nothing that changes by that.
+  quartermaster adopt -n shop --yes cmsync/settings myapp/web
+      Hand over what these two are to have, whatever becomes of it.
 
 Exit codes: 0 shown, or handed over; 1 something could not be looked at or handed over; 2 usage.";
 
@@ -239,7 +246,10 @@ pub struct HistoryArgs {
 pub struct AdoptArgs {
     #[command(flatten)]
     pub(crate) scope: Scope,
-    /// Hand over all that is shown
+    /// The resources that are meant, such as cmsync/settings, myapp/web or mying/web. Default: all
+    #[arg(value_name = "KIND/NAME", value_parser = adopter)]
+    pub(crate) resources: Vec<Named>,
+    /// Hand over what is shown; what is overwritten or replaced by that only if its resource is named
     #[arg(short, long)]
     pub(crate) yes: bool,
 }
@@ -276,11 +286,43 @@ pub struct UninstallArgs {
     pub(crate) stalled_after: Duration,
 }
 
+/// A resource, as kubectl's users name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Its kind, as the API spells it.
+    pub(crate) kind: String,
+    pub(crate) name: String,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.kind.to_lowercase(), self.name)
+    }
+}
+
+/// The kind `K`, if that is what kubectl's users call so.
+fn called<K: CustomResourceExt>(word: &str) -> Option<String> {
+    let ApiResource { kind, plural, group, .. } = K::api_resource();
+    let long = [kind.to_lowercase(), plural].into_iter().flat_map(|word| [format!("{word}.{group}"), word]);
+    (long.into_iter().any(|known| known == word) || K::shortnames().contains(&word)).then_some(kind)
+}
+
+/// What `adopt` hands something over to: `cmsync/NAME`, `myapp/NAME`, `mying/NAME`.
+fn adopter(text: &str) -> Result<Named, String> {
+    let named = text.split_once('/').and_then(|(word, name)| {
+        let kind =
+            called::<ConfigMapSync>(word).or_else(|| called::<MyApp>(word)).or_else(|| called::<MyIngress>(word));
+        Some(Named { kind: kind?, name: value::object(name)? })
+    });
+    named.ok_or_else(|| {
+        "write the name of a ConfigMapSync, MyApp or MyIngress, such as cmsync/settings or myapp/web".into()
+    })
+}
+
 /// `tf/NAME`, `trackedfield/NAME` or `NAME`.
 fn tracked_field(text: &str) -> Result<String, String> {
     let (kind, name) = text.rsplit_once('/').unwrap_or(("tf", text));
-    let known = ["tf", "trackedfield", "trackedfields", "trackedfield.tg.azamaton.ru", "trackedfields.tg.azamaton.ru"];
-    if known.contains(&kind) && !name.is_empty() {
+    if called::<TrackedField>(kind).is_some() && !name.is_empty() {
         Ok(name.to_owned())
     } else {
         Err("write the name of a TrackedField, such as tf/nginx-replicas: only these have a history".into())
@@ -305,6 +347,20 @@ mod tests {
     #[case("tf/", None)]
     fn what_has_a_history(#[case] text: &str, #[case] name: Option<&str>) {
         assert_eq!(tracked_field(text).ok().as_deref(), name);
+    }
+
+    #[rstest]
+    #[case("cmsync/settings", Some("configmapsync/settings"))]
+    #[case("configmapsyncs/a.b", Some("configmapsync/a.b"))]
+    #[case("ma/web", Some("myapp/web"))]
+    #[case("myapps.demo.rtfm.co.ua/web", Some("myapp/web"))]
+    #[case("mying/web", Some("myingress/web"))]
+    #[case("cp/web", None)]
+    #[case("settings", None)]
+    #[case("myapp/", None)]
+    #[case("myapp/$(x)", None)]
+    fn what_can_be_handed_something(#[case] text: &str, #[case] named: Option<&str>) {
+        assert_eq!(adopter(text).ok().map(|it| it.to_string()).as_deref(), named);
     }
 
     #[test]

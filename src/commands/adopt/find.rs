@@ -4,7 +4,10 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::core::ObjectMeta;
 use sha2::{Digest as _, Sha256};
 
+use crate::api::MyApp;
 use crate::cloud::{Balancer, Tags, Wanted};
+use crate::controllers::my_app::build;
+use crate::controllers::my_app::seen::{Life, Seen};
 use crate::controllers::my_ingress::{self, tags::Mark};
 use crate::runtime::ownership::{Claim, Foreign, OWNER, OWNER_UID, Owner};
 
@@ -23,28 +26,40 @@ const OTHERS: [&str; 6] =
 pub enum Verdict {
     /// It is ours, or is handed over already.
     Settled,
-    /// It may be handed over; what is to be known of that.
+    /// It may be handed over, and stays as it is; what is to be known of that.
     Offer(String),
+    /// It may be handed over, and is then overwritten or replaced; why that is.
+    Replace(String),
     /// It is left alone, because it belongs to somebody.
     Leave(String),
 }
 
 /// What there is where a copy is to be.
 pub fn copy(owner: &Owner, live: &ConfigMap, source: Option<&Content>, lives: impl Fn(&str) -> bool) -> Verdict {
-    let note = match source {
-        None => "its source does not exist: it stays as it is until there is one",
-        Some(source) if *source == Content::of(live) => "as its source",
-        Some(_) => "differs from its source, which then replaces it",
+    let offer = match source {
+        None => Verdict::Offer("its source does not exist: it stays as it is until there is one".into()),
+        Some(source) if *source == Content::of(live) => Verdict::Offer("as its source".into()),
+        Some(_) => Verdict::Replace("differs from its source, which then replaces it".into()),
     };
-    object(owner, &live.metadata, note, lives)
+    object(owner, &live.metadata, offer, lives)
 }
 
-/// What there is where a Pod is to be.
-pub fn pod(owner: &Owner, live: &Pod, lives: impl Fn(&str) -> bool) -> Verdict {
-    object(owner, &live.metadata, "taken over as it runs", lives)
+/// What there is where the Pod of `app` is to be.
+pub fn pod(owner: &Owner, live: &Pod, app: &MyApp, lives: impl Fn(&str) -> bool) -> Verdict {
+    let seen = Seen::of(live);
+    let replaced = |why: &str| Verdict::Replace(format!("{why}: it is deleted, and made anew"));
+    let offer = match build::validate(app) {
+        Err(invalid) => Verdict::Offer(format!("stays as it is until its MyApp is mended: {invalid}")),
+        Ok(wanted) => match seen.differs(&wanted) {
+            Some(why) => replaced(&why),
+            None if seen.life == Life::Ended => replaced("it has come to its end"),
+            None => Verdict::Offer("taken over as it runs".into()),
+        },
+    };
+    object(owner, &live.metadata, offer, lives)
 }
 
-fn object(owner: &Owner, metadata: &ObjectMeta, note: &str, lives: impl Fn(&str) -> bool) -> Verdict {
+fn object(owner: &Owner, metadata: &ObjectMeta, offer: Verdict, lives: impl Fn(&str) -> bool) -> Verdict {
     let foreign = match owner.claim(metadata, lives) {
         Claim::Ours | Claim::Restored | Claim::HandedOver => return Verdict::Settled,
         Claim::Foreign(foreign) => foreign,
@@ -67,7 +82,7 @@ fn object(owner: &Owner, metadata: &ObjectMeta, note: &str, lives: impl Fn(&str)
     if let Some(manager) = metadata.labels.as_ref().and_then(|labels| labels.get(MANAGED_BY)) {
         return Verdict::Leave(format!("it is managed by {manager}"));
     }
-    Verdict::Offer(note.into())
+    offer
 }
 
 /// What is kept of the content of a `ConfigMap`, of which there may be many: its digest.
@@ -158,10 +173,37 @@ mod tests {
     fn what_would_be_overwritten_is_said() {
         let live = map(&json!({}), &json!({ "k": "v" }));
         let source = Content::of(&map(&json!({}), &json!({ "k": "w" })));
-        let Verdict::Offer(note) = copy(&owner(), &live, Some(&source), |_| true) else { panic!() };
+        let Verdict::Replace(note) = copy(&owner(), &live, Some(&source), |_| true) else { panic!() };
         assert!(note.contains("replaces it"), "{note}");
         let Verdict::Offer(note) = copy(&owner(), &live, None, |_| true) else { panic!() };
         assert!(note.contains("does not exist"), "{note}");
+    }
+
+    /// The controller decides by the same words.
+    #[rstest]
+    #[case::as_it_is_wanted("nginx:1", "hello", "Running", json!({ "image": "nginx:1", "banner": "hello" }), None)]
+    #[case::of_another_image("redis", "hello", "Running", json!({ "image": "nginx:1", "banner": "hello" }), Some("its image is redis, and is to be nginx:1"))]
+    #[case::of_another_banner("nginx:1", "hello", "Running", json!({ "image": "nginx:1", "banner": "bye" }), Some("the banner is another one"))]
+    #[case::at_its_end("nginx:1", "hello", "Failed", json!({ "image": "nginx:1", "banner": "hello" }), Some("it has come to its end"))]
+    #[case::that_cannot_be_told("redis", "hello", "Running", json!({}), None)]
+    fn what_is_taken_over_as_it_runs(
+        #[case] image: &str,
+        #[case] banner: &str,
+        #[case] phase: &str,
+        #[case] spec: Value,
+        #[case] replaced: Option<&str>,
+    ) {
+        let app = json!({ "metadata": { "namespace": "shop", "name": "web", "uid": "u" }, "spec": spec });
+        let app: MyApp = from_value(app).unwrap();
+        let container = json!({ "name": "web", "image": image, "env": [{ "name": "BANNER", "value": banner }] });
+        let pod = json!({ "metadata": { "namespace": "shop", "name": "web-pod" }, "spec": { "containers": [container] },
+            "status": { "phase": phase } });
+        let verdict = super::pod(&Owner::of(&app).unwrap(), &from_value(pod).unwrap(), &app, |_| true);
+        match (&verdict, replaced) {
+            (Verdict::Offer(_), None) => {}
+            (Verdict::Replace(note), Some(why)) => assert!(note.starts_with(why), "{note}"),
+            _ => panic!("{verdict:?}"),
+        }
     }
 
     #[rstest]

@@ -39,10 +39,20 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     far.create::<ConfigMap>("stamped", json!({ "metadata": uid, "data": { "a": "1" } })).await;
     let helm = json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } });
     far.create::<ConfigMap>("chart", json!({ "metadata": helm, "data": { "a": "1" } })).await;
-    // 003's Pod and its balancer; another program's balancer.
+    // One that two want.
+    for (name, source) in [("one", "settings"), ("other", "theirs")] {
+        let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": source,
+            "destinationName": "both" });
+        bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
+    }
+    let both = far.create::<ConfigMap>("both", content.clone()).await;
+    // 003's Pods, of which one is of another image by now; its balancer; another program's balancer.
     let app: MyApp = bed.create("app", json!({ "spec": { "image": "nginx:latest" } })).await;
     let spec = json!({ "containers": [{ "name": "app", "image": "nginx:latest" }] });
     let pod: Pod = bed.create("app-pod", json!({ "metadata": { "labels": { "app": "app" } }, "spec": spec })).await;
+    bed.create::<MyApp>("old", json!({ "spec": { "image": "nginx:latest" } })).await;
+    let spec = json!({ "containers": [{ "name": "old", "image": "redis" }] });
+    let old: Pod = bed.create("old-pod", json!({ "metadata": { "labels": { "app": "old" } }, "spec": spec })).await;
     for (name, manager) in [("kopf", "kopf"), ("tf", "terraform")] {
         bed.create::<MyIngress>(name, json!({ "spec": { "subnets": SUBNETS[..2] } })).await;
         let tags = [("ManagedBy", manager)];
@@ -63,16 +73,35 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     );
     assert!(line("/chart").ends_with("it is managed by Helm"), "{shown}");
     assert!(line("/stamped").ends_with("it belongs to the resource with the UID u"), "{shown}");
+    assert!(line("/app-pod").ends_with("taken over as it runs"), "{shown}");
+    let why = "its image is redis, and is to be nginx:latest: it is deleted, and made anew; only if it is named";
+    assert!(line("/old-pod").ends_with(why), "{shown}");
+    let want = format!("configmapsync/one in {here} and configmapsync/other in {here} want it: name the one that is");
+    assert_eq!(shown.matches(&want).count(), 2, "{shown}");
     assert!(line("load balancer tf-alb").ends_with("it is managed by terraform"), "{shown}");
-    assert!(
-        shown.ends_with(&format!("3 things can be handed over; to do so: quartermaster adopt --yes -n {here}\n")),
-        "{shown}"
+    let named = format!(
+        "2 things do not stay as they are, and have to be named: quartermaster adopt --yes configmapsync/settings myapp/old -n {here}\n"
     );
+    let can = format!("2 things can be handed over; to do so: quartermaster adopt --yes -n {here}\n");
+    assert!(shown.ends_with(&format!("{can}{named}")), "{shown}");
     assert!(aws.calls().iter().all(|call| call.is_read()));
     assert_eq!(far.api::<ConfigMap>().get("settings").await.unwrap().resource_version(), copy.resource_version());
 
     let done = run.ends(0, &["adopt", "-n", here, "--yes"]).await;
-    assert_eq!(done.matches("\nhanded over to ").count(), 3, "{done}");
+    assert_eq!(done.matches("\nhanded over to ").count(), 2, "{done}");
+    assert!(done.ends_with(&named), "{done}");
+    assert_eq!(far.api::<ConfigMap>().get("settings").await.unwrap().resource_version(), copy.resource_version());
+    // What is printed, as it stands; and of two that want the same, the one that is meant.
+    let (_, command) = named.trim_end().split_once(": ").unwrap();
+    let done = Run::on(&bed).aws(&aws).shell(&bed).ends(0, &["-c", command]).await;
+    assert_eq!(done.matches("\nhanded over to ").count(), 2, "{done}");
+    let done = run.ends(0, &["adopt", "-n", here, "--yes", "cmsync/other"]).await;
+    assert!(
+        done.ends_with(&format!("handed over to configmapsync/other in {here}: configmap {there}/both\n")),
+        "{done}"
+    );
+    let said = run.ends(1, &["adopt", "-n", here, "--yes", "cmsync/none"]).await;
+    assert!(said.contains(&format!("there is no configmapsync/none in namespace {here}")), "{said}");
     let again = run.ends(0, &["adopt", "-n", here, "--yes"]).await;
     let (cluster, rest) = again.split_once("\n\n").unwrap();
     assert!(cluster.starts_with("Cluster: context "), "{again}");
@@ -89,8 +118,13 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     let taken: Pod = bed.api().get("app-pod").await.unwrap();
     assert_eq!(taken.uid(), pod.uid());
     assert_eq!(taken.meta().owner_references.as_ref().unwrap()[0].uid, app.uid().unwrap());
+    let made = |pod: &Pod| pod.spec.as_ref().unwrap().containers[0].image.as_deref() == Some("nginx:latest");
+    let anew: Pod = bed.until("old-pod", "is made anew", made).await;
+    assert_ne!(anew.uid(), old.uid());
+    assert_eq!(far.api::<ConfigMap>().get("both").await.unwrap().uid(), both.uid());
     bed.until("kopf", "is ready", |it: &MyIngress| reads(&json!(it.status), "Ready")).await;
-    for (name, reason) in [("theirs", "Conflict"), ("chart", "Conflict"), ("stamped", "Conflict")] {
+    for (name, reason) in [("theirs", "Conflict"), ("chart", "Conflict"), ("stamped", "Conflict"), ("one", "Conflict")]
+    {
         bed.until(name, reason, |sync: &ConfigMapSync| reads(&json!(sync.status), reason)).await;
     }
 }
@@ -123,7 +157,7 @@ async fn a_right_that_is_missing_is_named_and_the_rest_is_done() {
     bed.kubectl(&["create", "rolebinding", "few", "--role=few", &format!("--serviceaccount={here}:few")]).await;
     let few = bed.plane.kubeconfig_for_service_account(here, "few").await.unwrap();
     let run = Run::on(&bed).kubeconfig(few);
-    let said = run.ends(1, &["adopt", "-n", here, "--yes"]).await;
+    let said = run.ends(1, &["adopt", "-n", here, "--yes", "cmsync/s"]).await;
     assert!(said.contains(&format!("handed over to configmapsync/s in {here}: configmap {here}/copy\n")), "{said}");
     assert!(said.contains("could not be looked at: configmaps \"copy\" is forbidden"), "{said}");
     let maps: Api<ConfigMap> = bed.api();

@@ -1,0 +1,219 @@
+//! What there is with the names of what resources are to have.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Debug;
+
+use futures::{StreamExt, stream};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
+use kube::core::{NamespaceResourceScope, PartialObjectMeta};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use super::find::{self, Content, Verdict};
+use super::{Adopt, Found, Live, Thing, api};
+use crate::api::{ConfigMapSync, MyApp, MyIngress};
+use crate::cloud::{Balancers as _, Fault, Tags};
+use crate::commands::objects::pages;
+use crate::commands::{is, words, words_of_list};
+use crate::controllers::config_map_sync::plan::{Destinations, Plan};
+use crate::controllers::my_app::build::pod_name;
+use crate::controllers::my_ingress::tags::Mark;
+use crate::controllers::my_ingress::{OF_THE_CLUSTER, build};
+use crate::runtime::conditions::{self, READY};
+use crate::runtime::ownership::Owner;
+use crate::runtime::{Key, Scope};
+
+/// How much is looked at at once.
+const AT_ONCE: usize = 16;
+
+impl Adopt<'_> {
+    /// All that there is, of the resources that are meant.
+    pub(super) async fn look(&self) -> anyhow::Result<Vec<Found>> {
+        let mut found = self.copies().await?;
+        found.extend(self.pods().await?);
+        found.extend(self.balancers().await?);
+        Ok(found)
+    }
+
+    /// What is kept of the resources of a kind that are meant and stay, each with itself as an owner; and the UIDs of all.
+    async fn resources<K, T>(
+        &self,
+        keep: impl Fn(&K) -> Option<T>,
+    ) -> anyhow::Result<(Vec<(T, Owner)>, BTreeSet<String>)>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        let named: Vec<_> = self.named.iter().filter(|it| it.kind == K::kind(&())).collect();
+        if named.is_empty() && !self.named.is_empty() {
+            return Ok(Default::default());
+        }
+        let api = match self.namespace {
+            Some(namespace) => api::<K>(&self.client, namespace),
+            None => Api::all(self.client.clone()),
+        };
+        let mut missing = named.clone();
+        let kept = |object: K| {
+            let name = object.name_any();
+            missing.retain(|it| it.name != name);
+            let meant = named.is_empty() || named.iter().any(|it| it.name == name);
+            let owned = || Some((keep(&object)?, Owner::of(&object)?));
+            let stays = object.meta().deletion_timestamp.is_none();
+            (object.uid(), (meant && stays).then(owned).flatten())
+        };
+        let all = match pages(&api, kept).await {
+            Ok(all) => all,
+            // Its CRD is absent.
+            Err(error) if is(&error, 404) => Vec::new(),
+            Err(error) => {
+                anyhow::bail!("the {} could not be listed: {}", K::plural(&()), words_of_list(&error, self.namespace))
+            }
+        };
+        if let Some(named) = missing.first() {
+            let place = self.namespace.map_or_else(String::new, |namespace| format!(" in namespace {namespace}"));
+            anyhow::bail!("there is no {named}{place}");
+        }
+        let (uids, kept): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+        Ok((kept.into_iter().flatten().collect(), uids.into_iter().flatten().collect()))
+    }
+
+    /// What is where copies are to be.
+    async fn copies(&self) -> anyhow::Result<Vec<Found>> {
+        // Where Kubernetes itself lives nothing is offered.
+        let plan = |sync: &ConfigMapSync| Plan::of(&sync.spec, &Scope::Cluster, false).ok();
+        let (plans, uids) = self.resources(plan).await?;
+        let mut namespaces: Vec<(String, BTreeMap<String, String>)> = Vec::new();
+        if plans.iter().any(|(plan, _)| plan.selects()) {
+            let all: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
+            let listed = pages(&all, |namespace| (namespace.name_any(), namespace.labels().clone())).await;
+            namespaces =
+                listed.map_err(|error| anyhow::anyhow!("the namespaces could not be listed: {}", words(&error)))?;
+        }
+        let wanted: BTreeSet<&Key> = plans.iter().map(|(plan, _)| &plan.source).collect();
+        let read = async |key: &Key| {
+            let source = api::<ConfigMap>(&self.client, &key.namespace).get_opt(&key.name).await;
+            // Who may not read it is told less.
+            (key.clone(), source.ok().flatten().map(|source| Content::of(&source)))
+        };
+        let sources: HashMap<_, _> = stream::iter(wanted).map(read).buffered(AT_ONCE).collect().await;
+        let places = plans.iter().flat_map(|(plan, owner)| {
+            let named: Vec<String> = match &plan.to {
+                Destinations::Named(names) => names.iter().cloned().collect(),
+                Destinations::Selected { .. } => namespaces
+                    .iter()
+                    .filter(|(name, labels)| plan.reaches(name, Some(labels)))
+                    .map(|(name, _)| name.clone())
+                    .collect(),
+            };
+            named.into_iter().map(move |namespace| (plan, owner, namespace))
+        });
+        let (sources, uids) = (&sources, &uids);
+        let look = |(plan, owner, namespace): (&Plan, &Owner, String)| {
+            let (plan, owner) = (plan.clone(), owner.clone());
+            async move {
+                let live = api::<ConfigMap>(&self.client, &namespace).get_opt(&plan.name).await;
+                let what = format!("configmap {namespace}/{}", plan.name);
+                let source = sources.get(&plan.source).and_then(Option::as_ref);
+                let (thing, verdict) = match live {
+                    Ok(None) => return None,
+                    Ok(Some(live)) => {
+                        let verdict = find::copy(&owner, &live, source, |uid| uids.contains(uid));
+                        (Thing::Copy(Live::of(&live)), verdict)
+                    }
+                    Err(error) => (Thing::Unknown, unseen(&words(&error))),
+                };
+                Some(Found::of::<ConfigMapSync>(&owner, what, thing, verdict))
+            }
+        };
+        let places: Vec<_> = places.collect();
+        Ok(stream::iter(places)
+            .map(look)
+            .buffered(AT_ONCE)
+            .filter_map(async |found| found.filter(to_be_told))
+            .collect()
+            .await)
+    }
+
+    /// What has the names of Pods.
+    async fn pods(&self) -> anyhow::Result<Vec<Found>> {
+        let (apps, uids) = self.resources(|app: &MyApp| Some(app.clone())).await?;
+        let uids = &uids;
+        let look = |(app, owner): (MyApp, Owner)| async move {
+            let name = pod_name(owner.name());
+            let (thing, verdict) = match api::<Pod>(&self.client, owner.namespace()).get_opt(&name).await {
+                Ok(None) => return None,
+                Ok(Some(live)) => {
+                    let verdict = find::pod(&owner, &live, &app, |uid| uids.contains(uid));
+                    (Thing::Pod(Live::of(&live)), verdict)
+                }
+                Err(error) => (Thing::Unknown, unseen(&words(&error))),
+            };
+            let what = format!("pod {}/{name}", owner.namespace());
+            Some(Found::of::<MyApp>(&owner, what, thing, verdict))
+        };
+        Ok(stream::iter(apps)
+            .map(look)
+            .buffered(AT_ONCE)
+            .filter_map(async |found| found.filter(to_be_told))
+            .collect()
+            .await)
+    }
+
+    /// What has the names of balancers. AWS is asked only for a `MyIngress` that is not well.
+    async fn balancers(&self) -> anyhow::Result<Vec<Found>> {
+        let ill = |ingress: &MyIngress| !is_well(ingress) && build::check(ingress).is_ok();
+        let (ingresses, uids) = self.resources(|ingress| ill(ingress).then(|| ingress.clone())).await?;
+        if ingresses.is_empty() {
+            return Ok(Vec::new());
+        }
+        let cluster = cluster_uid(&self.client).await?;
+        let (cluster, uids) = (&cluster, &uids);
+        let look = |(ingress, owner): (MyIngress, Owner)| async move {
+            let mark = Mark { owner: &owner, cluster };
+            let wanted = build::wanted(&ingress, &mark);
+            let what = format!("load balancer {}", wanted.name);
+            let (thing, verdict) = match self.look_for(&wanted.name).await {
+                Ok(None) => return None,
+                Ok(Some((live, tags))) => {
+                    let verdict = find::balancer(&mark, &live, &tags, &wanted, |uid| uids.contains(uid));
+                    (Thing::Balancer(live.arn), verdict)
+                }
+                Err(fault) => (Thing::Unknown, unseen(&fault.to_string())),
+            };
+            Some(Found::of::<MyIngress>(&owner, what, thing, verdict))
+        };
+        Ok(stream::iter(ingresses)
+            .map(look)
+            .buffered(AT_ONCE)
+            .filter_map(async |found| found.filter(to_be_told))
+            .collect()
+            .await)
+    }
+
+    async fn look_for(&self, name: &str) -> Result<Option<(crate::cloud::Balancer, Tags)>, Fault> {
+        let Some(live) = self.cloud.find(name).await? else { return Ok(None) };
+        Ok(self.cloud.tags(&live.arn).await?.map(|tags| (live, tags)))
+    }
+}
+
+/// UID of the namespace that tells clusters apart.
+async fn cluster_uid(client: &Client) -> anyhow::Result<String> {
+    let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
+    let read = namespaces.get_metadata(OF_THE_CLUSTER).await;
+    let read =
+        read.map_err(|error| anyhow::anyhow!("namespace {OF_THE_CLUSTER} could not be read: {}", words(&error)))?;
+    read.metadata.uid.ok_or_else(|| anyhow::anyhow!("namespace {OF_THE_CLUSTER} has no UID"))
+}
+
+fn is_well(ingress: &MyIngress) -> bool {
+    let Some(status) = &ingress.status else { return false };
+    conditions::get(&status.conditions, READY).is_some_and(|condition| condition.status == "True")
+}
+
+/// What is ours is none of it.
+fn to_be_told(found: &Found) -> bool {
+    found.verdict != Verdict::Settled
+}
+
+fn unseen(why: &str) -> Verdict {
+    Verdict::Leave(format!("it could not be looked at: {why}"))
+}
