@@ -163,10 +163,37 @@ annotations:
   helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
-{{/* Says something where `object`, which is in the cluster, belongs to this release: helm marks what it installs. */}}
+{{/* The release that an object of the cluster belongs to, as NAME in NAMESPACE: helm marks what it installs. */}}
+{{- define "quartermaster.releaseOf" -}}
+{{- $marks := dig "metadata" "annotations" dict . -}}
+{{- with index $marks "meta.helm.sh/release-name" -}}
+{{ . }} in {{ index $marks "meta.helm.sh/release-namespace" }}
+{{- end -}}
+{{- end -}}
+
+{{- define "quartermaster.thisRelease" -}}
+{{ .Release.Name }} in {{ .Release.Namespace }}
+{{- end -}}
+
+{{/* Says something where `object`, which is in the cluster, belongs to this release. */}}
 {{- define "quartermaster.isOurs" -}}
-{{- $marks := dig "metadata" "annotations" dict .object -}}
-{{- if and (eq (index $marks "meta.helm.sh/release-name" | default "") .root.Release.Name) (eq (index $marks "meta.helm.sh/release-namespace" | default "") .root.Release.Namespace) -}}
+{{- if eq (include "quartermaster.releaseOf" .object) (include "quartermaster.thisRelease" .root) -}}
 true
+{{- end -}}
+{{- end -}}
+
+{{/* The release that `object` belongs to, where that is another one, and is there: CRDs keep the marks of one that is gone. */}}
+{{- define "quartermaster.otherRelease" -}}
+{{- $release := include "quartermaster.releaseOf" .object -}}
+{{- $deployments := list -}}
+{{- if and $release (not (include "quartermaster.isOurs" .)) -}}
+{{- range (lookup "apps/v1" "Deployment" (index .object.metadata.annotations "meta.helm.sh/release-namespace") "").items -}}
+{{- if eq (include "quartermaster.releaseOf" .) $release -}}
+{{- $deployments = append $deployments .metadata.name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $deployments -}}
+{{ $release }}
 {{- end -}}
 {{- end -}}

@@ -99,12 +99,7 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     drop(operators);
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
 
-    // Another release.
-    let other = ["install", "another", CHART, "-n", "another", "--create-namespace"];
-    let (came, said) = site.helm(&other).await;
-    assert!(!came && said.contains("does not belong to release another"), "{said}");
-    done(&[&other[..], &["--set", "crds.install=false,watchNamespaces={another}"]].concat()).await;
-    done(&["uninstall", "another", "-n", "another"]).await;
+    what_another_release_may_have(&site).await;
 
     // Away: what people made stays, and so do the CRDs.
     let kinds = "contactpoints,trackedfields,configmapsyncs,myapps,appservices,myingresses";
@@ -121,6 +116,14 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     let (shop, myingress) =
         (kubectl(&["-n", "shop", "get", "cm", "settings", "-o", "name"]).await, aws.balancers().await.unwrap());
     assert_eq!((shop.trim(), myingress.len()), ("configmap/settings", 1));
+
+    // CRDs that a release left behind may be another's.
+    let another = ["install", "another", CHART, "-n", "another", "--create-namespace", "--dry-run=server"];
+    let (came, said) = site.helm(&another).await;
+    let take = ["--take-ownership", "--force-conflicts", "--set", "crds.takeOver=true"];
+    assert!(!came && said.contains("release quartermaster in quartermaster-system had it"), "{said}");
+    assert!(said.contains(&format!("add {}", take.join(" "))), "{said}");
+    done(&[&another[..], &take].concat()).await;
 
     // And in again, to what is there, once what was installed without helm is out of the way.
     kubectl(&["apply", "-k", &format!("{ROOT}/config/default")]).await;
@@ -139,6 +142,50 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     ])
     .await;
     assert_eq!(aws.balancers().await.unwrap().len(), 1);
+}
+
+/// Beside a release that is there, whatever is said to helm.
+async fn what_another_release_may_have(site: &Site) {
+    let theirs = "release quartermaster in quartermaster-system, which is there";
+    let take = ["--take-ownership", "--force-conflicts", "--set", "crds.takeOver=true"];
+    let install = |name| ["install", name, CHART, "-n", "another", "--create-namespace"];
+    let what = "crd,clusterroles,clusterrolebindings,validatingadmissionpolicies,deployments,serviceaccounts";
+    let columns = "custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid,VERSION:.metadata.resourceVersion";
+    let ours = async || {
+        let all = site.kubectl(&["get", what, "-n", SYSTEM, "-o", columns]).await;
+        // The status of a Deployment is the cluster's.
+        let ours = |line: &&str| {
+            line.starts_with("CustomResourceDefinition ")
+                || line.contains("quartermaster") && !line.starts_with("Deployment ")
+        };
+        all.lines().filter(ours).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let before = ours().await;
+    assert!(before.len() > 4 * registry::KINDS.len(), "{before:?}");
+    for name in ["another", "quartermaster"] {
+        for more in [&[][..], &take] {
+            let (came, said) = site.helm(&[&install(name)[..], more].concat()).await;
+            assert!(!came && said.contains(&format!("belongs to {theirs}")), "{said}");
+            assert!(said.contains("add --set crds.install=false") && !said.contains("take"), "{said}");
+        }
+    }
+    let none = "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false";
+    for (value, namespace, what) in [
+        ("rbac.create=true", "another", "ClusterRole quartermaster-manager-role"),
+        ("rbac.people=true", "another", "ClusterRole quartermaster-contactpoint-viewer-role"),
+        ("admissionPolicies.enabled=true", "another", "ValidatingAdmissionPolicy quartermaster-operator-policy"),
+        ("replicas=2", SYSTEM, "Deployment quartermaster-controller-manager"),
+    ] {
+        let values = format!("{none},fullnameOverride=quartermaster,{value}");
+        let install = ["install", "another", CHART, "-n", namespace, "--create-namespace", "--set", &values];
+        let (came, said) = site.helm(&[&install[..], &take].concat()).await;
+        let words = format!("{what} belongs to {theirs}: give this release another name");
+        assert!(!came && said.contains(&words), "{value}: {said}");
+    }
+    assert_eq!(ours().await, before);
+
+    site.done(&[&install("another")[..], &["--set", "crds.install=false,watchNamespaces={another}"]].concat()).await;
+    site.done(&["uninstall", "another", "-n", "another"]).await;
 }
 
 /// With rights in its namespace alone, all that it is for works, and nothing is asked for in vain.
