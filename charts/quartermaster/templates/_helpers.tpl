@@ -1,12 +1,7 @@
-{{/* What all names begin with: with the longest that follows, -controller-manager-metrics-service, they have 63 characters at most. */}}
+{{/* What all names begin with. */}}
 {{- define "quartermaster.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 28 | trimSuffix "-" -}}
-{{- else if contains .Chart.Name .Release.Name -}}
-{{- .Release.Name | trunc 28 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 28 | trimSuffix "-" -}}
-{{- end -}}
+{{- $own := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
+{{- .Values.fullnameOverride | default $own -}}
 {{- end -}}
 
 {{- define "quartermaster.serviceAccount" -}}
@@ -161,6 +156,16 @@ labels:
 annotations:
   helm.sh/hook: pre-delete
   helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
+{{/* Such as 1m30s, in milliseconds. */}}
+{{- define "quartermaster.milliseconds" -}}
+{{- $text := replace "ms" "x" . -}}
+{{- $sum := 0 -}}
+{{- range $unit, $each := dict "h" 3600000 "m" 60000 "s" 1000 "x" 1 -}}
+{{- $sum = regexFind (printf "[0-9]+%s" $unit) $text | trimSuffix $unit | int64 | mul $each | add $sum -}}
+{{- end -}}
+{{- $sum -}}
 {{- end -}}
 
 {{/* The release that an object of the cluster belongs to, as NAME in NAMESPACE: helm marks what it installs. */}}

@@ -19,6 +19,7 @@ mod makefile;
 mod rights;
 mod same;
 mod upgraded;
+mod values;
 mod walkthrough;
 mod workflows;
 

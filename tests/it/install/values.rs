@@ -1,0 +1,216 @@
+//! Which values the chart takes, and that the operator then takes them, too.
+
+use std::collections::BTreeSet;
+
+use clap::{CommandFactory as _, Parser as _};
+use quartermaster::cli::{Cli, Command as Subcommand};
+
+use super::chart::{CHART, helm, made, template};
+use super::*;
+use crate::support::SYSTEM;
+
+/// Every flag of `run`, but the one that the Pod's own namespace gives, with the value that sets it.
+#[tokio::test]
+async fn every_flag_is_reached() {
+    let flags = [
+        ("leader-elect", "leaderElection.enabled=true", "--leader-elect"),
+        ("leader-election-id", "leaderElection.id=mine", "--leader-election-id=mine"),
+        ("lease-duration", "leaderElection.leaseDuration=20s", "--lease-duration=20s"),
+        ("lease-renew-deadline", "leaderElection.renewDeadline=8s", "--lease-renew-deadline=8s"),
+        ("lease-retry-period", "leaderElection.retryPeriod=1s", "--lease-retry-period=1s"),
+        ("metrics-bind-address", "metrics.port=9090", "--metrics-bind-address=:9090"),
+        ("metrics-secure", "metrics.secure=true", "--metrics-secure"),
+        (
+            "metrics-cert-path",
+            "metrics.certSecret=mine",
+            "--metrics-secure --metrics-cert-path=/tmp/k8s-metrics-server/metrics-certs",
+        ),
+        ("health-probe-bind-address", "healthProbe.port=9091", "--health-probe-bind-address=:9091"),
+        ("watch-namespace", "watchNamespaces={shop,billing}", "--watch-namespace=shop --watch-namespace=billing"),
+        ("controllers", "controllers={*,-myingress}", "--controllers=*,-myingress"),
+        ("cluster-name", "clusterName=prod: eu", "--cluster-name=prod: eu"),
+        ("allow-protected-destinations", "allowProtectedDestinations=true", "--allow-protected-destinations"),
+        ("telegram-api-url", "telegramAPIURL=https://t.example.com", "--telegram-api-url=https://t.example.com"),
+        ("shared-secrets", "sharedSecrets=off", "--shared-secrets=off"),
+        ("webhook-allow-loopback", "webhook.allowLoopback=true", "--webhook-allow-loopback"),
+        ("webhook-deny-cidr", "webhook.denyCIDRs={10.0.0.0/8}", "--webhook-deny-cidr=10.0.0.0/8"),
+        ("webhook-proxy", "webhook.proxy=http://proxy:3128", "--webhook-proxy=http://proxy:3128"),
+        ("log-level", "log.level=debug", "--log-level=debug"),
+        ("log-format", "log.format=json", "--log-format=json"),
+        ("aws-timeout", "extraArgs={--aws-timeout=30s}", "--aws-timeout=30s"), // and so all that --help hides
+    ];
+    let command = Cli::command();
+    let run = command.find_subcommand("run").unwrap();
+    let shown = run.get_arguments().filter(|flag| !flag.is_hide_set()).filter_map(|flag| flag.get_long());
+    let known: BTreeSet<_> = flags.iter().map(|(flag, ..)| *flag).chain(["operator-namespace", "help"]).collect();
+    let missing: Vec<_> = shown.filter(|flag| !known.contains(flag)).collect();
+    assert!(missing.is_empty(), "values.yaml has nothing for {missing:?}");
+    for (_, value, expected) in flags {
+        let args = args(value).await;
+        assert!(format!(" {} ", args.join(" ")).contains(&format!(" {expected} ")), "{value}: {args:?}");
+        assert_eq!(understood(&args), Ok(()), "{args:?}");
+    }
+}
+
+/// What the operator is started with.
+async fn args(value: &str) -> Vec<String> {
+    let deployment = &made(&["--set", value]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(container["env"][0]["name"], "POD_NAMESPACE");
+    container["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap().to_owned()).collect()
+}
+
+/// Whether the operator starts with them.
+fn understood(args: &[impl AsRef<str>]) -> Result<(), String> {
+    let words = ["quartermaster"].into_iter().chain(args.iter().map(AsRef::as_ref));
+    let Subcommand::Run(args) = Cli::try_parse_from(words).map_err(|error| error.to_string())?.command else {
+        return Err("it is not run".into());
+    };
+    let kinds: Vec<_> = registry::KINDS.iter().map(|kind| kind.controller).collect();
+    args.config(&kinds).map(drop).map_err(|error| error.to_string())
+}
+
+/// What the operator would exit at does not get that far. Each value with helm's words, and as it would reach the operator.
+#[tokio::test]
+async fn what_the_operator_exits_at_is_refused() {
+    let long = format!("clusterName={}", "e".repeat(101));
+    let long_flag = format!("--cluster-name={}", "e".repeat(101));
+    for (value, words, flags) in [
+        ("leaderElection.id=Foo_", "/leaderElection/id", &["--leader-election-id=Foo_"][..]),
+        ("leaderElection.id=a..b", "/leaderElection/id", &["--leader-election-id=a..b"]),
+        ("leaderElection.leaseDuration=9", "/leaderElection/leaseDuration", &["--lease-duration=9"]),
+        ("leaderElection.leaseDuration=6s", "renewDeadline is 6s, and leaseDuration 6s", &["--lease-duration=6s"]),
+        (
+            "leaderElection.leaseDuration=999ms,leaderElection.renewDeadline=9ms,leaderElection.retryPeriod=1ms",
+            "leaseDuration is 999ms: give it 1s or more",
+            &["--lease-duration=999ms", "--lease-renew-deadline=9ms", "--lease-retry-period=1ms"],
+        ),
+        (
+            "leaderElection.renewDeadline=9s",
+            "renewDeadline is 9s, and leaseDuration 9s",
+            &["--lease-renew-deadline=9s"],
+        ),
+        ("leaderElection.renewDeadline=1100ms", "retryPeriod is 500ms, and", &["--lease-renew-deadline=1100ms"]),
+        ("leaderElection.retryPeriod=2728ms", "retryPeriod is 2728ms, and", &["--lease-retry-period=2728ms"]),
+        ("leaderElection.retryPeriod=0s", "retryPeriod is 0s: give it more", &["--lease-retry-period=0s"]),
+        ("leaderElection.retryPeriod=1s1h", "/leaderElection/retryPeriod", &["--lease-retry-period=1s1h"]),
+        ("log.level=verbose", "/log/level", &["--log-level=verbose"]),
+        ("log.level=info\\,verbose", "/log/level", &["--log-level=info,verbose"]),
+        ("log.level=hyper=loud", "/log/level", &["--log-level=hyper=loud"]),
+        ("telegramAPIURL=foo", "write such as https://api.telegram.org", &["--telegram-api-url=foo"]),
+        ("telegramAPIURL=ftp://foo", "write such as https://api.telegram.org", &["--telegram-api-url=ftp://foo"]),
+        ("telegramAPIURL=https://", "write such as https://api.telegram.org", &["--telegram-api-url=https://"]),
+        ("telegramAPIURL=http://a?b", "write such as https://api.telegram.org", &["--telegram-api-url=http://a?b"]),
+        ("telegramAPIURL=http://a#b", "write such as https://api.telegram.org", &["--telegram-api-url=http://a#b"]),
+        (
+            "telegramAPIURL=http://me:sesame@foo",
+            "write such as https://api.telegram.org, without credentials",
+            &["--telegram-api-url=http://me:sesame@foo"],
+        ),
+        ("webhook.proxy=me:sesame@foo", "webhook.proxy: write such as", &["--webhook-proxy=me:sesame@foo"]),
+        ("webhook.proxy=http://me:sesame@", "webhook.proxy: write such as", &["--webhook-proxy=http://me:sesame@"]),
+        ("webhook.denyCIDRs={10.0.0.0/33}", "/webhook/denyCIDRs/0", &["--webhook-deny-cidr=10.0.0.0/33"]),
+        ("webhook.denyCIDRs={10.0.0.256}", "/webhook/denyCIDRs/0", &["--webhook-deny-cidr=10.0.0.256"]),
+        ("webhook.denyCIDRs={10.0.0/8}", "/webhook/denyCIDRs/0", &["--webhook-deny-cidr=10.0.0/8"]),
+        ("webhook.denyCIDRs={fd00::/129}", "/webhook/denyCIDRs/0", &["--webhook-deny-cidr=fd00::/129"]),
+        ("webhook.denyCIDRs={cluster.local}", "/webhook/denyCIDRs/0", &["--webhook-deny-cidr=cluster.local"]),
+        ("clusterName=prod\neu", "/clusterName", &["--cluster-name=prod\neu"]),
+        (&long, "/clusterName", &[&long_flag]),
+        ("watchNamespaces={a_b}", "/watchNamespaces/0", &["--watch-namespace=a_b"]),
+        ("controllers={nosuchthing}", "there is no \"nosuchthing\"", &["--controllers=nosuchthing"]),
+        ("controllers={-myingress}", "nothing is left to run", &["--controllers=-myingress"]),
+        ("sharedSecrets=some", "/sharedSecrets", &["--shared-secrets=some"]),
+        ("log.format=xml", "/log/format", &["--log-format=xml"]),
+        (
+            "extraArgs={--metrics-secure=false}",
+            "--metrics-secure may be said once, and is already",
+            &["--metrics-secure", "--metrics-secure=false"],
+        ),
+    ] {
+        let (done, said) = template(&["--set-string", value]).await;
+        assert!(!done && said.contains(words) && !said.contains("sesame"), "{value}: {said}");
+        let run = [&["run"], flags].concat();
+        assert!(understood(&run).is_err(), "it would start: {flags:?}");
+    }
+}
+
+/// Nothing is refused that it would start with, up to the bounds.
+#[tokio::test]
+async fn what_the_operator_takes_is_let_through() {
+    let long = format!("clusterName={}", "é".repeat(100));
+    for value in [
+        "leaderElection.id=a.b-c",
+        "leaderElection.leaseDuration=6001ms",
+        "leaderElection.leaseDuration=1h1m0s1ms",
+        "leaderElection.renewDeadline=8999ms",
+        "leaderElection.renewDeadline=1101ms",
+        "leaderElection.retryPeriod=2727ms",
+        "log.level=INFO",
+        "log.level=off",
+        "log.level=info\\, quartermaster::notify=debug\\,hyper=off",
+        "telegramAPIURL=http://[::1]:8081/base/",
+        "telegramAPIURL=https://t.example.com:8443",
+        "webhook.proxy=http://me:ses%20am:e@proxy:3128/",
+        "webhook.proxy=https://[fd00::1]",
+        "webhook.denyCIDRs={0.0.0.0/0,10.0.0.1,255.255.255.255/32,fd00::/8,::/0,::1,::ffff:10.0.0.0/104,fe80::1/128}",
+        &long,
+        "extraArgs={--controllers=contactpoint,--webhook-deny-cidr=10.0.0.0/8},webhook.denyCIDRs={fd00::/8},controllers={*,-myapp}",
+    ] {
+        let args = args(value).await;
+        assert_eq!(understood(&args), Ok(()), "{value}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_value_is_refused() {
+    for (value, words) in [
+        ("replica=3", "replica"),
+        ("replicas=two", "replicas"),
+        ("image.digest=sha256:12", "digest"),
+        ("controllers={nosuchthing}", "there is no \"nosuchthing\"; write * for all, or names of: appservice, "),
+        ("controllers={-myingress}", "nothing is left to run; write *, or *,-NAME"),
+        ("serviceAccount.create=false", "write the name of the account that is there into serviceAccount.name"),
+        ("fullnameOverride=Foo_Bar", "fullnameOverride"),
+        ("leaderElection.enabled=false", "leaderElection"),
+        ("log.format=xml", "format"),
+        ("metrics.certSecret=Not/One", "certSecret"),
+        ("watchNamespaces={Shop}", "watchNamespaces"),
+        ("extraEnv[0].name=A,extraEnv[0].value=true", "extraEnv"),
+        ("networkPolicy.egress.to[0].ipBlock.cidr=10.0.0.1/32", "additional properties 'ipBlock' not allowed"),
+        ("networkPolicy.egress.enabled=true", "networkPolicy.egress.to is empty: DNS alone would go out"),
+        ("metrics.port=8081", "metrics.port and healthProbe.port are both 8081: give each a port of its own"),
+    ] {
+        let (done, said) = template(&["--set", value]).await;
+        assert!(!done && said.contains(words), "{value}: {said}");
+    }
+    assert!(template(&["--set", "networkPolicy.egress.enabled=true,networkPolicy.enabled=false"]).await.0);
+    // What is not served takes no port.
+    assert!(template(&["--set", "metrics.port=8081,metrics.enabled=false"]).await.0);
+    // One replica needs no lease.
+    assert!(template(&["--set", "replicas=1,leaderElection.enabled=false"]).await.0);
+}
+
+/// No two releases come to share a name because theirs were cut.
+#[tokio::test]
+async fn a_name_that_is_too_long_is_refused() {
+    let template = async |release: &str, values: &str| {
+        let fixed = ["template", release, CHART, "--set", values];
+        told(&tree_command(helm().await).args(fixed).output().await.unwrap())
+    };
+    for name in ["quartermaster-of-platform-eu1", "fifteen-letters", "team.quartermaster", "1-quartermaster"] {
+        let (done, said) = template(name, "replicas=2").await;
+        assert!(!done && said.contains("28 characters at most") && said.contains("fullnameOverride"), "{name}: {said}");
+        let (done, said) = template(name, "fullnameOverride=quartermaster-of-platform-eu").await;
+        assert!(done && said.contains("name: quartermaster-of-platform-eu-manager-role\n"), "{name}: {said}");
+    }
+    for (name, begins) in [
+        ("quartermaster-of-platform-eu", "quartermaster-of-platform-eu"),
+        ("fourteen-of-it", "fourteen-of-it-quartermaster"),
+        ("quartermaster", "quartermaster"),
+    ] {
+        let (done, said) = template(name, "replicas=2").await;
+        assert!(done && said.contains(&format!("name: {begins}-manager-role\n")), "{name}: {said}");
+    }
+    let (done, said) = template("a", "fullnameOverride=quartermaster-of-platform-eu1").await;
+    assert!(!done && said.contains("/fullnameOverride"), "{said}");
+}
