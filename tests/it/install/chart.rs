@@ -144,12 +144,13 @@ async fn its_uninstall_waits_for_an_operator_that_it_cannot_see() {
 /// What helm says at its end.
 #[tokio::test]
 async fn its_last_words_fit_what_was_installed() {
-    let notes = async |values: &str| {
-        let fixed = ["install", "quartermaster", CHART, "-n", SYSTEM, "--dry-run=client", "--set", values];
+    let notes_in = async |namespace: &str, values: &str| {
+        let fixed = ["install", "quartermaster", CHART, "-n", namespace, "--dry-run=client", "--set", values];
         let (done, said) = told(&tree_command(helm().await).args(fixed).output().await.unwrap());
         assert!(done, "{said}");
         said.split_once("\nNOTES:\n").unwrap().1.to_owned()
     };
+    let notes = async |values: &str| notes_in(SYSTEM, values).await;
     let (example, metrics) = ("kubectl apply -f example/", "--clusterrole=quartermaster-metrics-reader");
     let label = "kubectl label namespace NAMESPACE metrics=enabled";
     let plain = notes("replicas=2").await;
@@ -158,19 +159,30 @@ async fn its_last_words_fit_what_was_installed() {
     }
     // The examples are elsewhere, and others' objects are not its own.
     let some = notes("watchNamespaces={a,b}").await;
-    for words in ["kubectl get quartermaster -n b\n", "quartermaster uninstall -n a\n"] {
+    for words in ["kubectl get quartermaster -n b\n", "quartermaster uninstall -n a\n  quartermaster uninstall -n b\n"]
+    {
         assert!(some.contains(words), "{words}: {some}");
+    }
+    // Its Lease is where it is, by its name, or `uninstall` would not find that it runs.
+    let lease = "--operator-namespace=ops --leader-election-id=mine";
+    for (values, words) in [
+        ("watchNamespaces={a}", format!("quartermaster uninstall -n a {lease}\n")),
+        ("replicas=2", format!("quartermaster uninstall --purge {lease}\n")),
+        // Whoever has the CRDs may have them for more than this one.
+        ("crds.install=false", format!("quartermaster uninstall {lease}\n")),
+    ] {
+        let said = notes_in("ops", &format!("leaderElection.id=mine,{values}")).await;
+        assert!(said.contains(&words), "{words}: {said}");
     }
     assert!(!some.contains(example) && !some.contains("--purge"), "{some}");
     for open in ["metrics.secure=false", "metrics.enabled=false", "rbac.create=false"] {
         assert!(!notes(open).await.contains(metrics), "{open}");
     }
     assert!(!notes("networkPolicy.enabled=false").await.contains(label));
-    assert!(
-        notes("crds.keep=false")
-            .await
-            .contains("deletes every object of its kinds in every namespace, and then the CRDs")
-    );
+    let gone = "deletes every object of its kinds in every namespace, and then the CRDs";
+    assert!(notes("crds.keep=false").await.contains(&format!("{gone}.")));
+    let some = notes("crds.keep=false,watchNamespaces={a}").await;
+    assert!(some.contains(&format!("{gone}: all that\nother releases look after goes, too")), "{some}");
 }
 
 #[tokio::test]

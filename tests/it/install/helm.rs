@@ -131,7 +131,10 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
     let delete = ["-n", SYSTEM, "delete", "deployment", DEPLOYMENT];
     assert!(!came && said.contains(&format!("(kubectl {})", delete.join(" "))), "{said}");
     kubectl(&delete).await;
-    done(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await;
+    let said = done(&[&another[..], &["--set", "crds.install=false"]].concat()).await;
+    assert!(said.contains("It is not alone: what has ClusterRole quartermaster-manager-role may act"), "{said}");
+    let said = done(&[&install[..], &["--take-ownership", "--force-conflicts"]].concat()).await;
+    assert!(!said.contains("not alone"), "{said}");
     let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     kubectl(&[
         "wait",
@@ -184,6 +187,25 @@ async fn what_another_release_may_have(site: &Site) {
     }
     assert_eq!(ours().await, before);
 
+    // One that acts everywhere: whoever comes beside it is told.
+    for (values, uninstall) in [
+        ("crds.install=false", "quartermaster uninstall -n NAMESPACE --operator-namespace=another\n"),
+        (
+            "crds.install=false,watchNamespaces={another}",
+            "quartermaster uninstall -n another --operator-namespace=another\n",
+        ),
+    ] {
+        let dry = ["--dry-run=server", "--set", values];
+        let said = site.done(&[&install("another")[..], &dry].concat()).await;
+        let notes = said.split_once("\nNOTES:\n").unwrap().1;
+        assert!(
+            notes.contains("It is not alone: quartermaster in quartermaster-system may act in the same"),
+            "{notes}"
+        );
+        assert!(notes.contains("The CRDs came with release quartermaster in quartermaster-system"), "{notes}");
+        assert!(notes.contains(uninstall) && !notes.contains("--purge"), "{notes}");
+    }
+
     site.done(&[&install("another")[..], &["--set", "crds.install=false,watchNamespaces={another}"]].concat()).await;
     site.done(&["uninstall", "another", "-n", "another"]).await;
 }
@@ -196,7 +218,15 @@ async fn an_install_for_some_namespaces() {
     site.kubectl(&["create", "namespace", "others"]).await;
     let (values, name) = (site.outside(), "team-quartermaster-controller-manager");
     let install = ["install", "team", CHART, "-n", "ops", "--create-namespace", "--set-string", &values];
-    site.done(&[&install[..], &["--set", "watchNamespaces={team},replicas=1"]].concat()).await;
+    let said = site.done(&[&install[..], &["--set", "watchNamespaces={team},replicas=1"]].concat()).await;
+    let alone = "It is not alone: team in ops may act in the same namespaces";
+    assert!(!said.contains("not alone"), "{said}");
+    for (values, told) in [("watchNamespaces={others}", false), ("replicas=2", true)] {
+        let values = format!("crds.install=false,{values}");
+        let beside = ["install", "beside", CHART, "-n", "others", "--dry-run=server", "--set", &values];
+        let said = site.done(&beside).await;
+        assert_eq!((said.contains(alone), said.contains("not alone")), (told, told), "{values}: {said}");
+    }
     let since = site.bed.plane.audit().mark().await.unwrap();
     let operators = Operator::installed(&site.bed.plane, "ops", name).await;
     assert_eq!(operators.len(), 1);
