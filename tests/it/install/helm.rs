@@ -230,6 +230,12 @@ async fn an_install_for_some_namespaces() {
     let since = site.bed.plane.audit().mark().await.unwrap();
     let operators = Operator::installed(&site.bed.plane, "ops", name).await;
     assert_eq!(operators.len(), 1);
+    // In one namespace, each has a Lease.
+    let values = "crds.install=false,watchNamespaces={others}";
+    let beside = ["install", "beside", CHART, "-n", "ops", "--dry-run=server", "--set", values];
+    let (came, said) = site.helm(&beside).await;
+    assert!(!came && said.contains(&format!("leaderElection.id: Deployment {name} of this namespace has")), "{said}");
+    site.done(&[&beside[..], &["--set", "leaderElection.id=beside"]].concat()).await;
 
     let bed = Bed { plane: site.bed.plane.clone(), client: site.bed.client.clone(), namespace: "team".into() };
     bed.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]).await;

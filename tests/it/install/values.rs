@@ -190,6 +190,14 @@ async fn what_is_no_value_is_refused() {
     assert!(template(&["--set", "replicas=1,leaderElection.enabled=false"]).await.0);
 }
 
+/// Whoever has this chart beneath one of their own switches it by a condition on such a value.
+#[tokio::test]
+async fn another_chart_may_switch_it() {
+    assert!(template(&["--set", "enabled=true"]).await.0);
+    let (done, said) = template(&["--set", "enabled=false"]).await;
+    assert!(!done && said.contains("/enabled"), "without a chart above it, that switches nothing: {said}");
+}
+
 /// No two releases come to share a name because theirs were cut.
 #[tokio::test]
 async fn a_name_that_is_too_long_is_refused() {
