@@ -185,6 +185,9 @@ async fn what_another_release_may_have(site: &Site) {
         let words = format!("{what} belongs to {theirs}: give this release another name");
         assert!(!came && said.contains(&words), "{value}: {said}");
     }
+    let install_there = ["install", "another", CHART, "-n", SYSTEM, "--set", none];
+    let (came, said) = site.helm(&install_there).await;
+    assert!(!came && said.contains("has the Lease quartermaster, with which only one of the two would act"), "{said}");
     assert_eq!(ours().await, before);
 
     // One that acts everywhere: whoever comes beside it is told.
@@ -218,7 +221,9 @@ async fn an_install_for_some_namespaces() {
     site.kubectl(&["create", "namespace", "others"]).await;
     let (values, name) = (site.outside(), "team-quartermaster-controller-manager");
     let install = ["install", "team", CHART, "-n", "ops", "--create-namespace", "--set-string", &values];
-    let said = site.done(&[&install[..], &["--set", "watchNamespaces={team},replicas=1"]].concat()).await;
+    let said = site
+        .done(&[&install[..], &["--set", "watchNamespaces={team},replicas=1,leaderElection.id=team"]].concat())
+        .await;
     let alone = "It is not alone: team in ops may act in the same namespaces";
     assert!(!said.contains("not alone"), "{said}");
     for (values, told) in [("watchNamespaces={others}", false), ("replicas=2", true)] {
@@ -233,9 +238,11 @@ async fn an_install_for_some_namespaces() {
     // In one namespace, each has a Lease.
     let values = "crds.install=false,watchNamespaces={others}";
     let beside = ["install", "beside", CHART, "-n", "ops", "--dry-run=server", "--set", values];
-    let (came, said) = site.helm(&beside).await;
-    assert!(!came && said.contains(&format!("leaderElection.id: Deployment {name} of this namespace has")), "{said}");
-    site.done(&[&beside[..], &["--set", "leaderElection.id=beside"]].concat()).await;
+    let (came, said) = site.helm(&[&beside[..], &["--set", "leaderElection.id=team"]].concat()).await;
+    let words =
+        format!("leaderElection.id: Deployment {name} of this namespace has the Lease team, with which only one");
+    assert!(!came && said.contains(&words), "{said}");
+    site.done(&beside).await;
 
     let bed = Bed { plane: site.bed.plane.clone(), client: site.bed.client.clone(), namespace: "team".into() };
     bed.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]).await;
