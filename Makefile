@@ -99,7 +99,9 @@ undeploy: ## Remove everything from the current cluster, every object of our kin
 	$(needs-program)
 	@own=$$(mktemp) && trap 'rm -f "$$own"' EXIT && $(KUBECTL) config view --raw --minify --flatten >"$$own" && \
 	  $(QUARTERMASTER) uninstall --purge --yes --kubeconfig "$$own" # that cluster, whatever KUBECTL is told besides
-	$(KUBECTL) delete --ignore-not-found -k config/default
+	@# But for the CRDs: what it left of them is another program's.
+	$(KUBECTL) kustomize config/default | awk -v RS='---\n' '!/\nkind: CustomResourceDefinition\n/ { print $$0 "---" }' | \
+	  $(KUBECTL) delete --ignore-not-found -f -
 
 build-installer: ## Write all of it, with IMG=..., into one file: dist/install.yaml
 	$(call needs-image,$(pushed) $(loaded))

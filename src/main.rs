@@ -9,7 +9,7 @@ use quartermaster::cli::{Cli, Command, Config, VERSION};
 use quartermaster::commands::paper::Paper;
 use quartermaster::runtime::signals::Signals;
 use quartermaster::runtime::tasks::Tasks;
-use quartermaster::runtime::{BLOCKING_THREADS, client, health, manager, metrics, telemetry};
+use quartermaster::runtime::{BLOCKING_THREADS, cluster, health, manager, metrics, telemetry};
 use quartermaster::{commands, registry};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -90,7 +90,7 @@ fn install_tls() -> anyhow::Result<()> {
 
 async fn run(config: Config) -> anyhow::Result<()> {
     let stop = stop_on_signal()?;
-    let kubernetes = client::cluster().await?;
+    let kubernetes = cluster::current().await?;
     let metrics = metrics::Metrics::new();
     let health = health::Health::new();
     let tasks = Tasks::new();

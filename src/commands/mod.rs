@@ -12,7 +12,7 @@ use kube::config::Kubeconfig;
 use self::paper::Paper;
 use crate::cli::ClusterCommand;
 use crate::cli::commands::Cluster;
-use crate::runtime::client;
+use crate::runtime::{client, cluster};
 
 pub mod adopt;
 pub mod history;
@@ -55,16 +55,16 @@ pub fn execute(command: ClusterCommand) -> anyhow::Result<ExitCode> {
 /// The cluster that is meant, and what people call it.
 async fn connect(cluster: &Cluster) -> anyhow::Result<(Client, String)> {
     let (config, kubeconfig) = match (&cluster.kubeconfig, &cluster.context) {
-        (None, None) => (client::cluster().await?, client::kubeconfig().ok()),
+        (None, None) => (cluster::current().await?, cluster::kubeconfig().ok()),
         (file, context) => {
             let mut kubeconfig = match file {
                 Some(file) => Kubeconfig::read_from(file).with_context(|| format!("{}", file.display()))?,
-                None => client::kubeconfig().context("no kubeconfig")?,
+                None => cluster::kubeconfig().context("no kubeconfig")?,
             };
             if let Some(context) = context {
                 kubeconfig.current_context = Some(context.clone());
             }
-            (client::cluster_of(kubeconfig.clone()).await?, Some(kubeconfig))
+            (cluster::of(kubeconfig.clone()).await?, Some(kubeconfig))
         }
     };
     let called = called(&config.cluster_url, kubeconfig.as_ref());

@@ -1,24 +1,22 @@
 //! The clients of the apiserver: one for everything, one that passes no fence, and one for what people run beside the operator.
 
-use std::env;
 use std::error::Error;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use anyhow::Context as _;
 use futures::future::BoxFuture;
 use http::header::USER_AGENT;
-use http::{HeaderValue, Method, Request, Response, Uri};
+use http::{HeaderValue, Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::time::{Instant, timeout};
 use tower::util::MapErrLayer;
 use tower::{BoxError, Layer, Service};
 use tracing::{Instrument as _, debug};
 
+use super::cluster::Server;
 use super::leader::Fence;
 use super::metrics::Metrics;
 use super::telemetry::{causes, traces};
@@ -56,73 +54,6 @@ pub enum Refused {
 /// when the lease went may have been done.
 pub fn is_not_leading(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(Refused::NotLeading)))
-}
-
-/// The cluster of the kubeconfig, or else the one whose Pod this is.
-///
-/// # Errors
-/// There is neither, or the kubeconfig names a proxy.
-pub async fn cluster() -> anyhow::Result<Config> {
-    if let Some(kubeconfig) = some_of_several()? {
-        return cluster_of(kubeconfig).await;
-    }
-    let config = Config::infer().await.context("no cluster: neither a kubeconfig nor a Pod's own files")?;
-    direct(config, || Kubeconfig::read().is_ok_and(|kubeconfig| names_a_proxy(&kubeconfig)))
-}
-
-/// The kubeconfig that kubectl would read.
-///
-/// # Errors
-/// There is none, or it cannot be read.
-pub fn kubeconfig() -> anyhow::Result<Kubeconfig> {
-    Ok(match some_of_several()? {
-        Some(kubeconfig) => kubeconfig,
-        None => Kubeconfig::read()?,
-    })
-}
-
-/// What the files of `$KUBECONFIG` come to, if some of them are missing: kubectl passes over those, and kube does not.
-fn some_of_several() -> anyhow::Result<Option<Kubeconfig>> {
-    let list = env::var_os("KUBECONFIG").unwrap_or_default();
-    let (there, missing): (Vec<_>, Vec<_>) = env::split_paths(&list).partition(|path| path.exists());
-    if there.is_empty() || missing.is_empty() {
-        return Ok(None);
-    }
-    let merged = there.iter().try_fold(Kubeconfig::default(), |all, path| all.merge(Kubeconfig::read_from(path)?));
-    Ok(Some(merged.context("$KUBECONFIG")?))
-}
-
-/// The cluster of the current context of this kubeconfig.
-///
-/// # Errors
-/// It has none, or it names a proxy.
-pub async fn cluster_of(kubeconfig: Kubeconfig) -> anyhow::Result<Config> {
-    let proxied = names_a_proxy(&kubeconfig);
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-    direct(config.context("the kubeconfig")?, || proxied)
-}
-
-/// kube takes `HTTPS_PROXY` for the apiserver's proxy too, in a kubeconfig that has none.
-fn direct(mut config: Config, names_a_proxy: impl FnOnce() -> bool) -> anyhow::Result<Config> {
-    let proxy = config.proxy_url.take();
-    if proxy.is_some() && names_a_proxy() {
-        // The URL may hold a password.
-        anyhow::bail!(
-            "the kubeconfig's cluster has a proxy-url, and the apiserver is not reached through a proxy here: give a \
-             kubeconfig without one, whose server is reached directly"
-        );
-    }
-    Ok(config)
-}
-
-/// Whether the cluster of the current context has a `proxy-url` of its own.
-fn names_a_proxy(kubeconfig: &Kubeconfig) -> bool {
-    let current = kubeconfig.current_context.as_deref();
-    let context = kubeconfig.contexts.iter().find(|named| Some(&*named.name) == current);
-    let name = context.and_then(|named| named.context.as_ref()).map(|context| &context.cluster);
-    let cluster = kubeconfig.clusters.iter().find(|named| Some(&named.name) == name);
-    let cluster = cluster.and_then(|named| named.cluster.as_ref());
-    cluster.and_then(|cluster| cluster.proxy_url.as_deref()).is_some_and(|url| !url.is_empty())
 }
 
 /// The client for everything but what needs no lease.
@@ -217,32 +148,6 @@ struct Gate {
     metrics: Metrics,
     timeout: Duration,
     server: Server,
-}
-
-/// An apiserver, as metrics and traces name it: its URL may also hold a password.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Server {
-    /// Its URL without a path and without who asks.
-    pub url: String,
-    /// Its name or IP address.
-    pub address: String,
-    /// Its port.
-    pub port: u16,
-}
-
-impl Server {
-    fn of(url: &Uri) -> Self {
-        let scheme = url.scheme_str().unwrap_or("https");
-        let host = url.host().unwrap_or_default();
-        let port = url.port_u16().unwrap_or(if scheme == "http" { 80 } else { 443 });
-        let address = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        Self { url: format!("{scheme}://{host}:{port}"), address, port }
-    }
-
-    /// `HOST:PORT`.
-    fn host(&self) -> &str {
-        self.url.split_once("://").map_or("", |(_, host)| host)
-    }
 }
 
 impl<S> Layer<S> for Gate {
@@ -455,34 +360,6 @@ mod tests {
         server.abort();
         let expected = format!("quartermaster/{VERSION}");
         assert_eq!(*seen.lock().unwrap(), [&*expected; 3]);
-    }
-
-    #[rstest]
-    #[case("https://10.96.0.1:443", "https://10.96.0.1:443", "10.96.0.1", 443)]
-    #[case("https://jane:hunter2@api.example/k8s", "https://api.example:443", "api.example", 443)]
-    #[case("http://[::1]:8001", "http://[::1]:8001", "::1", 8001)]
-    fn who_asks_is_no_part_of_where(#[case] given: &str, #[case] url: &str, #[case] address: &str, #[case] port: u16) {
-        let server = Server::of(&given.parse().unwrap());
-        assert_eq!(server, Server { url: url.into(), address: address.into(), port });
-        assert!(url.ends_with(server.host()));
-    }
-
-    #[rstest]
-    #[case::none("", false)]
-    #[case::empty("proxy-url: ''", false)]
-    #[case::one("proxy-url: http://127.0.0.1:9", true)]
-    fn the_proxy_is_that_of_the_current_context(#[case] proxy: &str, #[case] expected: bool) {
-        let kubeconfig = format!(
-            "current-context: here
-contexts:
-- {{ name: there, context: {{ cluster: other }} }}
-- {{ name: here, context: {{ cluster: ours }} }}
-clusters:
-- {{ name: other, cluster: {{ server: 'https://b', proxy-url: 'http://127.0.0.1:9' }} }}
-- {{ name: ours, cluster: {{ server: 'https://a', {proxy} }} }}
-"
-        );
-        assert_eq!(names_a_proxy(&Kubeconfig::from_yaml(&kubeconfig).unwrap()), expected);
     }
 
     #[rstest]

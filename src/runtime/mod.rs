@@ -13,6 +13,7 @@ pub mod backoff;
 pub mod cache;
 pub mod children;
 pub mod client;
+pub mod cluster;
 pub mod conditions;
 pub mod crds;
 pub mod drain;

@@ -8,7 +8,7 @@ use tracing::instrument::WithSubscriber as _;
 use tracing::{debug, error, info, info_span, trace, warn};
 
 use super::*;
-use crate::runtime::client::Server;
+use crate::runtime::cluster::Server;
 
 /// Keeps what is logged.
 #[derive(Clone, Default)]

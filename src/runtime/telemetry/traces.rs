@@ -28,7 +28,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::{Layer, Registry};
 
 use super::causes;
-use crate::runtime::client::Server;
+use crate::runtime::cluster::Server;
 
 /// Of the spans that are for traces alone: no line of the log carries their fields.
 pub const TARGET: &str = "quartermaster::trace";

@@ -49,7 +49,12 @@ pub async fn all_targets(bed: &Bed) {
     let path = "jsonpath={.spec.template.spec.containers[0].image}";
     let runs = bed.plane.run_kubectl(&["-n", SYSTEM, "get", "deploy", DEPLOYMENT, "-o", path], "").await.unwrap();
     assert_eq!(runs, image);
+    // As another program has it.
+    let foreign = ["crd", "myapps.demo.rtfm.co.ua"];
+    bed.kubectl(&[&["annotate"], &foreign[..], &["quartermaster.dev/schema-"]].concat()).await;
     done(&["undeploy"]).await;
+    assert_eq!(bed.kubectl(&["get", "crd", "-o", "name"]).await.lines().count(), 1);
+    bed.kubectl(&[&["delete"], &foreign[..]].concat()).await;
     nothing_left(bed).await;
 
     done(&["install"]).await;
