@@ -162,6 +162,11 @@ impl Proxy {
         self.shared.watches.hold(watches)
     }
 
+    /// Holds back the events of the watches that match and run now, not of those that follow them.
+    pub fn freeze_running(&self, watches: Match) -> Order {
+        self.shared.watches.hold_running(watches)
+    }
+
     /// Drops events of running and later watches that match; a hit is an event dropped. Lists are not touched.
     pub fn hide(&self, watches: Match, hidden: impl Fn(&WatchEvent) -> bool + Send + Sync + 'static) -> Order {
         self.shared.watches.hide(watches, hidden)

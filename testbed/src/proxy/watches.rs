@@ -45,6 +45,8 @@ pub(super) const GONE: &[u8] =
 #[derive(Clone)]
 enum Curb {
     Hold,
+    /// Only what ran already when this was ordered.
+    HoldRunning,
     Hide(Arc<dyn Fn(&WatchEvent) -> bool + Send + Sync>),
 }
 
@@ -71,6 +73,10 @@ pub(super) struct Watches {
 impl Watches {
     pub(super) fn hold(self: &Arc<Self>, matching: Match) -> Order {
         self.order(matching, Curb::Hold)
+    }
+
+    pub(super) fn hold_running(self: &Arc<Self>, matching: Match) -> Order {
+        self.order(matching, Curb::HoldRunning)
     }
 
     pub(super) fn hide(
@@ -134,9 +140,14 @@ impl Watches {
     }
 
     /// Whether events are held, and where they are counted.
-    fn held(&self, request: &ApiRequest) -> Option<watch::Sender<u64>> {
+    fn held(&self, live: &Live, request: &ApiRequest) -> Option<watch::Sender<u64>> {
         let state = lock(&self.state);
-        let hold = |standing: &&Standing| matches!(standing.curb, Curb::Hold) && standing.matching.matches(request);
+        let holds = |standing: &Standing| match standing.curb {
+            Curb::Hold => true,
+            Curb::HoldRunning => live.id < standing.id,
+            Curb::Hide(_) => false,
+        };
+        let hold = |standing: &&Standing| holds(standing) && standing.matching.matches(request);
         state.curbs.iter().find(hold).map(|standing| standing.hits.clone())
     }
 
@@ -186,7 +197,7 @@ async fn run(
     let mut ended = false;
     loop {
         changed.borrow_and_update();
-        let held = watches.held(&request);
+        let held = watches.held(&entry, &request);
         if ended && waiting.is_empty() && held.is_none() {
             return;
         }
@@ -197,7 +208,7 @@ async fn run(
             Ok(()) = changed.changed() => {}
             permit = out.reserve(), if held.is_none() && !waiting.is_empty() => {
                 // It may have been frozen since.
-                if watches.held(&request).is_none() && let (Ok(permit), Some(frame)) = (permit, waiting.pop_front()) {
+                if watches.held(&entry, &request).is_none() && let (Ok(permit), Some(frame)) = (permit, waiting.pop_front()) {
                     permit.send(frame);
                 }
             }
@@ -207,7 +218,7 @@ async fn run(
                         if watches.is_hidden(&request, &line) {
                             continue;
                         }
-                        if let Some(hits) = watches.held(&request) {
+                        if let Some(hits) = watches.held(&entry, &request) {
                             hits.send_modify(|hits| *hits += 1);
                         }
                         waiting.push_back(Ok(Frame::data(line)));

@@ -15,7 +15,7 @@ async fn leads_to(bed: &Bed, folder: &Folder, server: &str) -> std::path::PathBu
         &["set-context", "there", "--cluster=there"],
         &["use-context", "there"],
     ] {
-        bed.kubectl(&[&["config", "--kubeconfig", name], arguments].concat()).await;
+        bed.plane.run_kubectl(&[&["config", "--kubeconfig", name], arguments].concat(), "").await.unwrap();
     }
     file
 }

@@ -1,10 +1,9 @@
 //! An apiserver that does not answer, and watches that say nothing.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
+use testbed::proxy::{Ending, Fault, Match, Times, Verb};
 use testbed::wait::until;
 
 use super::{Scene, scene};
@@ -74,22 +73,11 @@ async fn a_leader_that_cannot_renew_its_lease_ends_and_another_goes_on() {
     scene.assert_well_told();
 }
 
-/// The watches that run now, not those that follow them.
-fn running(proxy: &Proxy) -> Match {
-    let seen: HashSet<(String, String)> = proxy
-        .requests()
-        .iter()
-        .filter(|seen| seen.request.verb == Verb::Watch)
-        .map(|seen| (seen.request.path.clone(), seen.request.query.clone()))
-        .collect();
-    Match::verb(Verb::Watch).and(move |request| seen.contains(&(request.path.clone(), request.query.clone())))
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_that_fall_silent_are_given_up() {
     let scene = scene("silent", &["web", "other"], &["--watch-timeout=2s"]).await;
     // The apiserver ends each of them after two seconds, and nobody hears of it.
-    let frozen = scene.proxy.freeze(running(&scene.proxy));
+    let frozen = scene.proxy.freeze_running(Match::verb(Verb::Watch));
     scene.bed.scale("web", 2).await;
     scene.bed.deployment("new", 1).await;
     scene.bed.track("new", "Deployment", "new", "replicas", "hook").await;

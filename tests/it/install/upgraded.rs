@@ -2,7 +2,8 @@
 //!
 //! `earlier/quartermaster.tgz` is what an earlier version would have been: the chart of commit ccf4fbf, its first, with the CRDs of
 //! commit f5eaac6, the last that differ from today's (in all kinds but `TrackedField`). Made by `git archive ccf4fbf:charts/quartermaster`,
-//! unpacked into `quartermaster/`, `config/crd/bases` of f5eaac6 put over `files/crd`, and packed with tar and gzip.
+//! unpacked into `quartermaster/`, `config/crd/bases` of f5eaac6 put over `files/crd`, `AppService`'s two rules on `targetPort` left
+//! out (Kubernetes 1.33 never took them), and packed with tar and gzip.
 
 use std::collections::BTreeMap;
 

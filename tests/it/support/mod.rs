@@ -39,8 +39,9 @@ pub use operator::{Operator, Settings};
 #[allow(unused_imports)] // as above
 pub use tools::tool;
 
-/// How long a state may take to come about: ten times what the product promises, on a slow machine.
-pub const SOON: Duration = Duration::from_secs(30);
+/// How long a state may take to come about: ten times what the product promises, on a slow machine. Before Kubernetes 1.34 a watch
+/// that was refused takes 30 s to prove that it is let in.
+pub const SOON: Duration = Duration::from_mins(1);
 /// The namespace of the operator's `ServiceAccount`.
 pub const SYSTEM: &str = "quartermaster-system";
 /// Its name.
