@@ -151,7 +151,10 @@ async fn the_apiserver_is_asked_now_and_then() {
     // While it cannot be asked, who is known is let in, and nobody else.
     proxy.refuse().await.unwrap();
     assert_eq!(scrape(&trusting(), &operator, Some(&allowed)).await.unwrap().0, 200);
-    answers(&operator, Some("another"), 503, "the apiserver cannot be asked").await;
+    for token in ["another", "a third one"] {
+        answers(&operator, Some(token), 503, "the apiserver cannot be asked").await;
+    }
+    assert_eq!(operator.logs().matches("the apiserver cannot be asked who may read the metrics").count(), 1);
     proxy.accept().await.unwrap();
     answers(&operator, Some("another"), 401, "kubectl create token").await;
 }

@@ -154,18 +154,28 @@ async fn without_a_collector_all_goes_on() {
     let bed = Bed::shared("uncollected").await;
     let collector = Collector::start();
     collector.0.refuse().await.unwrap();
-    let mut operator = Operator::start(&bed, collector.settings()).await;
+    let with_password = collector.0.url().replace("://", "://otel:hunter2@");
+    let settings = collector.settings().env("OTEL_EXPORTER_OTLP_ENDPOINT", &with_password);
+    let mut operator = Operator::start(&bed, settings).await;
     let says = async |words: &str| {
         until(words, SOON, async || Ok(operator.logs().contains(words).then_some(()))).await.unwrap();
     };
     bed.create::<ConfigMap>("settings", json!({ "data": { "a": "b" } })).await;
     bed.create::<ConfigMapSync>("first", sync(&bed, "first")).await;
     bed.until("first", "Ready", is_ready).await;
-    says("the collector takes no traces: they are lost").await;
+    let lost = "the collector takes no traces: they are lost";
+    says(lost).await;
+    collector.0.always(Reply::status(StatusCode::UNAUTHORIZED));
     collector.0.accept().await.unwrap();
+    bed.create::<ConfigMapSync>("lost", sync(&bed, "lost")).await;
+    until("it is asked again", SOON, async || Ok((collector.0.requests().len() > 1).then_some(()))).await.unwrap();
+    collector.0.behave();
     bed.create::<ConfigMapSync>("second", sync(&bed, "second")).await;
     collector.span("what came later", pass_of("configmapsync", "second")).await;
     says("the collector takes traces again").await;
+    let said = operator.logs();
+    assert_eq!(said.matches(lost).count(), 1, "{said}");
+    assert!(!said.contains("hunter2"), "{said}");
 
     // One that answers nothing holds up neither the work nor the end.
     collector.0.always(Reply::hang());
