@@ -42,6 +42,8 @@ async fn the_one_command_after_the_folder_was_deleted() {
     for operator in &mut operators {
         operator.child().freeze().unwrap();
     }
+    // Its rights go while it is there.
+    plane.audit().expect_refusals().unwrap();
     let said = async {
         let said = kubectl(&["delete", "-f", folder, "--timeout=20s"]).await;
         said.unwrap_err().to_string()
