@@ -18,8 +18,8 @@ const BEGIN: &str = "\
 As `/metrics` says them, in the text format of Prometheus. No label names an object. What a label may say stands behind it where that is
 a few words of ours. What goes together, and who may read them: [Operating](../operating.md#metrics).
 
-| metric | type | labels | what |
-| --- | --- | --- | --- |
+| metric, type, labels | what |
+| --- | --- |
 ";
 
 /// Labels that say one of a few words; [`every_metric`] has them all.
@@ -39,7 +39,8 @@ pub fn page() -> String {
         let labels: Vec<_> = labels.iter().map(|(label, values)| cell_of(label, values)).collect();
         // Writing to a String does not fail.
         let what = cell(&help).replace('<', "&lt;");
-        let _ = writeln!(page, "| {} | {kind} | {} | {what} |", code(&name), labels.join(", "));
+        let by = if labels.is_empty() { String::new() } else { format!(" by {}", labels.join(", ")) };
+        let _ = writeln!(page, "| {}<br>{kind}{by} | {what} |", code(&name));
     }
     page
 }
@@ -107,11 +108,11 @@ mod tests {
     fn a_metric_has_a_row_with_what_its_labels_may_say() {
         let page = page();
         for row in [
-            "| `controller_runtime_reconcile_total` | counter | `controller`, `result` (`error`, `requeue`, `requeue_after`, \
+            "| `controller_runtime_reconcile_total`<br>counter by `controller`, `result` (`error`, `requeue`, `requeue_after`, \
              `success`) | Passes by outcome. |",
-            "| `quartermaster_notification_latency_seconds` | histogram |  | From the change being seen to the receiver having \
+            "| `quartermaster_notification_latency_seconds`<br>histogram | From the change being seen to the receiver having \
              taken its message. |",
-            "| `process_threads` | gauge |  | Threads. |",
+            "| `process_threads`<br>gauge | Threads. |",
         ] {
             assert!(page.lines().any(|line| line == row), "no line is {row}: {page}");
         }
