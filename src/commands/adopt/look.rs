@@ -125,12 +125,7 @@ impl Adopt<'_> {
             }
         };
         let places: Vec<_> = places.collect();
-        Ok(stream::iter(places)
-            .map(look)
-            .buffered(AT_ONCE)
-            .filter_map(async |found| found.filter(to_be_told))
-            .collect()
-            .await)
+        Ok(at_once(places, look).await)
     }
 
     /// What has the names of Pods.
@@ -150,12 +145,7 @@ impl Adopt<'_> {
             let what = format!("pod {}/{name}", owner.namespace());
             Some(Found::of::<MyApp>(&owner, what, thing, verdict))
         };
-        Ok(stream::iter(apps)
-            .map(look)
-            .buffered(AT_ONCE)
-            .filter_map(async |found| found.filter(to_be_told))
-            .collect()
-            .await)
+        Ok(at_once(apps, look).await)
     }
 
     /// What has the names of balancers. AWS is asked only for a `MyIngress` that is not well.
@@ -181,12 +171,7 @@ impl Adopt<'_> {
             };
             Some(Found::of::<MyIngress>(&owner, what, thing, verdict))
         };
-        Ok(stream::iter(ingresses)
-            .map(look)
-            .buffered(AT_ONCE)
-            .filter_map(async |found| found.filter(to_be_told))
-            .collect()
-            .await)
+        Ok(at_once(ingresses, look).await)
     }
 
     async fn look_for(&self, name: &str) -> Result<Option<(crate::cloud::Balancer, Tags)>, Fault> {
@@ -209,9 +194,13 @@ fn is_well(ingress: &MyIngress) -> bool {
     conditions::get(&status.conditions, READY).is_some_and(|condition| condition.status == "True")
 }
 
-/// What is ours is none of it.
-fn to_be_told(found: &Found) -> bool {
-    found.verdict != Verdict::Settled
+/// What `look` finds, many looks at once. What is ours is none of it.
+async fn at_once<T, F>(items: Vec<T>, look: impl FnMut(T) -> F) -> Vec<Found>
+where
+    F: Future<Output = Option<Found>>,
+{
+    let found = stream::iter(items).map(look).buffered(AT_ONCE);
+    found.filter_map(async |found| found.filter(|found| found.verdict != Verdict::Settled)).collect().await
 }
 
 fn unseen(why: &str) -> Verdict {
