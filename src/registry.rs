@@ -29,10 +29,8 @@ pub const CRD_VERBS: &[&str] = &["list", "watch"];
 
 /// What leader election needs in the operator's own namespace: to make the Lease, a right that cannot be by name,
 pub const LEASES: Right = Right::namespaced("coordination.k8s.io", &["leases"], &["create"]);
-/// and this of the one Lease whose name `--leader-election-id` gives,
+/// and this of the one Lease whose name `--leader-election-id` gives.
 pub const LEASE_VERBS: &[&str] = &["get", "update"];
-/// which is this one unless somebody says otherwise.
-pub const LEASE: &str = "quartermaster";
 
 /// What it takes to ask who reads the metrics, and whether that one may.
 pub const METRICS_RIGHTS: &[Right] = &[

@@ -13,8 +13,9 @@ use serde_json::Value;
 
 use super::policies;
 use crate::api::kind::{Kind, Right};
+use crate::cli::LEASE;
 use crate::registry::{
-    self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE, LEASE_VERBS, LEASES, METRICS_RIGHTS, TARGET_RIGHTS,
+    self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE_VERBS, LEASES, METRICS_RIGHTS, TARGET_RIGHTS,
 };
 
 pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";

@@ -210,7 +210,7 @@ fn every_right_has_its_row() {
     let crds = row(&page, "customresourcedefinitions").unwrap();
     assert!(registry::CRD_VERBS.iter().all(|verb| crds.contains(verb)));
     assert!(page.contains(&format!("`{}: \"true\"`", registry::AGGREGATE_TO_TRACKER)));
-    let (leases, lease) = (registry::LEASES, registry::LEASE);
+    let (leases, lease) = (registry::LEASES, quartermaster::cli::LEASE);
     let made = format!(
         "`{}` {}; of the one `{lease}` {}",
         leases.resources[0],
