@@ -80,16 +80,16 @@ settle_in() {
 entered='' # once something may have been made there
 operator='' # its process
 
-# Takes away what was made in somebody's cluster, while the programs of the demo still run. Nothing where there is none.
+# Takes away what was made in somebody's cluster; so far the programs of the demo still run. Nothing where there is none.
 leave() {
   [ -n "$entered" ] || return 0
+  local uninstalled=''
   echo
   echo "Removing what was made in the cluster ..."
   {
-    quartermaster uninstall --yes --purge --timeout=2m || {
-      [ -z "$operator" ] || end "$operator"
-      quartermaster uninstall --yes --purge --without-operator --timeout=2m
-    }
+    quartermaster uninstall --yes --purge --timeout=2m && uninstalled=yes
+    [ -z "$operator" ] || end "$operator" # before its rights go
+    [ -n "$uninstalled" ] || quartermaster uninstall --yes --purge --without-operator --timeout=2m
     kubectl delete --ignore-not-found --timeout=2m namespace "$home" "$shop" && kubectl delete --ignore-not-found --timeout=2m -k config/local
   } >"$work/leave.log" 2>&1 && return 0
   tail -n 15 "$work/leave.log" | sed 's/^/  /'
