@@ -27,6 +27,7 @@ use uuid::Uuid;
 
 use crate::cli::{self, Log, LogFormat};
 
+mod collector;
 pub mod traces;
 
 use traces::Traces;

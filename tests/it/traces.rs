@@ -150,6 +150,18 @@ fn is_ready(sync: &ConfigMapSync) -> bool {
 }
 
 #[tokio::test]
+async fn what_is_taken_in_the_end_is_not_said_to_be_lost() {
+    let bed = Bed::shared("busy").await;
+    let collector = Collector::start();
+    collector.0.next(1, Reply::status(StatusCode::SERVICE_UNAVAILABLE));
+    let operator = Operator::start(&bed, collector.settings()).await;
+    bed.create::<ConfigMapSync>("first", sync(&bed, "first")).await;
+    collector.span("what came second", pass_of("configmapsync", "first")).await;
+    assert_eq!(collector.0.requests()[0].answered, Some(StatusCode::SERVICE_UNAVAILABLE));
+    assert!(!operator.logs().contains("the collector takes"), "{}", operator.logs());
+}
+
+#[tokio::test]
 async fn without_a_collector_all_goes_on() {
     let bed = Bed::shared("uncollected").await;
     let collector = Collector::start();

@@ -7,19 +7,13 @@
 //! has it.
 
 use std::env;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
-use http::{Method, Request, Response};
-use http_body_util::BodyExt as _;
+use http::Method;
 use opentelemetry::trace::{SpanContext, Status, TraceContextExt as _, TracerProvider as _};
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_http::{Bytes, HttpClient, HttpError};
-use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use tokio::runtime::Handle;
 use tracing::field::Empty;
 use tracing::level_filters::LevelFilter;
 use tracing::{Span, info_span};
@@ -27,13 +21,11 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::{Layer, Registry};
 
-use super::causes;
+use super::collector::Collector;
 use crate::runtime::cluster::Server;
 
 /// Of the spans that are for traces alone: no line of the log carries their fields.
 pub const TARGET: &str = "quartermaster::trace";
-/// What the collector may take to answer: the specification's own default.
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// What the spans that wait may take to be sent when the process ends.
 const END: Duration = Duration::from_secs(1);
 /// Any of these names the endpoint.
@@ -59,13 +51,7 @@ impl Traces {
                 "OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: write http/protobuf, and the collector's port for it (4318)"
             );
         }
-        let client = reqwest::Client::builder().timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none()).build()?;
-        let exporter = SpanExporter::builder()
-            .with_http()
-            .with_http_client(Sender { client, runtime: Handle::current(), failing: AtomicBool::new(false) })
-            .with_protocol(Protocol::HttpBinary)
-            .build()
-            .context("the endpoint for traces")?;
+        let exporter = Collector::of_environment()?;
         let mut resource = Resource::builder();
         let named = env::var_os("OTEL_SERVICE_NAME").is_some()
             || env::var("OTEL_RESOURCE_ATTRIBUTES").is_ok_and(|attributes| attributes.contains("service.name="));
@@ -110,47 +96,6 @@ fn wanted(variable: impl Fn(&str) -> Option<String>) -> bool {
     given(&ENDPOINTS, &variable).is_some()
         && !says("OTEL_SDK_DISABLED", "true")
         && !says("OTEL_TRACES_EXPORTER", "none")
-}
-
-/// Sends in our runtime what the exporter's own thread, which has none, waits for. Says once that nothing is taken any more,
-/// and once that it is again.
-#[derive(Debug)]
-struct Sender {
-    client: reqwest::Client,
-    runtime: Handle,
-    failing: AtomicBool,
-}
-
-impl Sender {
-    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let client = self.client.clone();
-        let request = request.try_into()?;
-        let answer = self.runtime.spawn(async move {
-            let (head, body) = Response::from(client.execute(request).await?).into_parts();
-            Ok::<_, reqwest::Error>(Response::from_parts(head, body.collect().await?.to_bytes()))
-        });
-        // The endpoint may hold a password.
-        Ok(answer.await?.map_err(reqwest::Error::without_url)?)
-    }
-}
-
-#[async_trait::async_trait]
-impl HttpClient for Sender {
-    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let answer = self.send(request).await;
-        let problem = match &answer {
-            Ok(answer) if answer.status().is_success() => None,
-            Ok(answer) => Some(format!("it answers {}", answer.status())),
-            Err(error) => Some(causes(error.as_ref())),
-        };
-        let failed = self.failing.swap(problem.is_some(), Ordering::Relaxed);
-        match problem {
-            Some(error) if !failed => tracing::warn!(error, "the collector takes no traces: they are lost"),
-            None if failed => tracing::info!("the collector takes traces again"),
-            _ => {}
-        }
-        answer
-    }
 }
 
 /// Where in a trace something was asked for.
