@@ -85,7 +85,7 @@ impl Callers {
     /// Nobody is known yet. `client` writes without the lease, for a replica that stands by is read too.
     pub fn new(client: Client, timings: &Timings) -> Self {
         Self {
-            apiserver: Apiserver { client, silent: Arc::default() },
+            apiserver: Apiserver { client, silent_on_who: Arc::default(), silent_on_whether: Arc::default() },
             known: Remembered::new(),
             allowed: Remembered::new(),
             known_for: timings.metrics_known_for,
@@ -107,14 +107,17 @@ impl Callers {
         self.allowed.answer(&question, ask).await.ok_or(Refused::Busy)?
     }
 
-    /// Adds to an answer how long it lasts, which is `well` for a good one.
-    fn lasts<T>(&self, well: Duration) -> impl FnOnce(Result<T, Refused>) -> (Result<T, Refused>, Duration) + use<T> {
+    /// Adds to an answer how long it lasts, if it does, which is `well` for a good one.
+    fn lasts<T>(
+        &self,
+        well: Duration,
+    ) -> impl FnOnce(Result<T, Refused>) -> (Result<T, Refused>, Option<Duration>) + use<T> {
         let refused_for = self.refused_for;
         move |answer| {
             let lasts = match &answer {
-                Ok(_) => well,
-                Err(Refused::Unknown | Refused::Forbidden(_)) => refused_for,
-                Err(Refused::Unanswered | Refused::Busy) => Duration::ZERO,
+                Ok(_) => Some(well),
+                Err(Refused::Unknown | Refused::Forbidden(_)) => Some(refused_for),
+                Err(Refused::Unanswered | Refused::Busy) => None,
             };
             (answer, lasts)
         }
@@ -147,29 +150,33 @@ fn asked_for(UserInfo { extra, groups, uid, username }: UserInfo) -> Asked {
 #[derive(Clone)]
 struct Apiserver {
     client: Client,
-    /// It did not answer the last time, which was said.
-    silent: Arc<AtomicBool>,
+    /// It did not say who somebody is the last time, which was told;
+    silent_on_who: Arc<AtomicBool>,
+    /// nor whether that one may.
+    silent_on_whether: Arc<AtomicBool>,
 }
 
 impl Apiserver {
     async fn who(&self, token: String) -> Result<UserInfo, Refused> {
         let spec = TokenReviewSpec { token: Some(token), ..TokenReviewSpec::default() };
-        let status = self.ask(&TokenReview { spec, ..TokenReview::default() }).await?.status.unwrap_or_default();
+        let review = TokenReview { spec, ..TokenReview::default() };
+        let status = self.ask(&review, &self.silent_on_who).await?.status.unwrap_or_default();
         status.user.filter(|_| status.authenticated == Some(true)).ok_or(Refused::Unknown)
     }
 
     async fn may(&self, asked: Asked) -> Result<(), Refused> {
         let user = asked.user.clone().unwrap_or_default();
-        let answer = self.ask(&SubjectAccessReview { spec: asked, ..SubjectAccessReview::default() }).await?;
+        let review = SubjectAccessReview { spec: asked, ..SubjectAccessReview::default() };
+        let answer = self.ask(&review, &self.silent_on_whether).await?;
         if answer.status.is_some_and(|status| status.allowed) { Ok(()) } else { Err(Refused::Forbidden(user)) }
     }
 
-    async fn ask<K>(&self, review: &K) -> Result<K, Refused>
+    async fn ask<K>(&self, review: &K, silent: &AtomicBool) -> Result<K, Refused>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
     {
         let answer = Api::all(self.client.clone()).create(&PostParams::default(), review).await;
-        let silent = self.silent.swap(answer.is_err(), Ordering::Relaxed);
+        let silent = silent.swap(answer.is_err(), Ordering::Relaxed);
         answer.map_err(|error| {
             if !silent {
                 let error = &error as &dyn std::error::Error;

@@ -17,8 +17,8 @@ const NEW_A_SECOND: NonZeroU32 = NonZeroU32::new(10).unwrap();
 
 /// A question, as its hash: what was asked with is not kept.
 type Question = [u8; 32];
-/// An answer and its end, once it is there.
-type Asked<A> = watch::Receiver<Option<(A, Instant)>>;
+/// An answer and its end, once it is there. Without an end it is for those alone who wait for it.
+type Asked<A> = watch::Receiver<Option<(A, Option<Instant>)>>;
 
 /// Answers to questions of one kind.
 pub struct Remembered<A> {
@@ -32,11 +32,11 @@ impl<A: Clone + Send + Sync + 'static> Remembered<A> {
         Self { known: Mutex::default(), new: RateLimiter::direct(Quota::per_second(NEW_A_SECOND)) }
     }
 
-    /// The answer to `question`, which `ask` gives together with the time that it lasts. None if too much is asked already.
-    /// A question that is known is asked again at any pace, which the time that answers last bounds.
+    /// The answer to `question`, which `ask` gives together with the time that it lasts, if it lasts at all. None if too much
+    /// is asked already. One whose answer has lasted is asked again at any pace, which that time bounds.
     pub async fn answer<F>(&self, question: &[u8], ask: impl FnOnce() -> F) -> Option<A>
     where
-        F: Future<Output = (A, Duration)> + Send + 'static,
+        F: Future<Output = (A, Option<Duration>)> + Send + 'static,
     {
         let mut asked = self.asked(Sha256::digest(question).into(), ask)?;
         asked.wait_for(Option::is_some).await.ok()?.as_ref().map(|(answer, _)| answer.clone())
@@ -44,18 +44,19 @@ impl<A: Clone + Send + Sync + 'static> Remembered<A> {
 
     fn asked<F>(&self, question: Question, ask: impl FnOnce() -> F) -> Option<Asked<A>>
     where
-        F: Future<Output = (A, Duration)> + Send + 'static,
+        F: Future<Output = (A, Option<Duration>)> + Send + 'static,
     {
         // Nothing that holds the lock can leave it half-changed.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(asked) = known.get(&question).filter(|asked| stands(asked)) {
             return Some(asked.clone());
         }
-        if !known.contains_key(&question) {
+        if !known.get(&question).is_some_and(has_lasted) {
             if known.len() >= MOST {
                 known.retain(|_, asked| stands(asked));
             }
-            if known.len() >= MOST || self.new.check().is_err() {
+            let full = known.len() >= MOST && !known.contains_key(&question);
+            if full || self.new.check().is_err() {
                 return None;
             }
         }
@@ -64,7 +65,7 @@ impl<A: Clone + Send + Sync + 'static> Remembered<A> {
         // Goes on when the one who asked does not wait: others may.
         tokio::spawn(async move {
             let (answer, lasts) = answer.await;
-            tell.send_replace(Some((answer, Instant::now() + lasts)));
+            tell.send_replace(Some((answer, lasts.map(|lasts| Instant::now() + lasts))));
         });
         known.insert(question, asked.clone());
         Some(asked)
@@ -74,9 +75,13 @@ impl<A: Clone + Send + Sync + 'static> Remembered<A> {
 /// Whether it is under way, or was answered and that lasts.
 fn stands<A>(asked: &Asked<A>) -> bool {
     match &*asked.borrow() {
-        Some((_, until)) => Instant::now() < *until,
+        Some((_, until)) => until.is_some_and(|until| Instant::now() < until),
         None => asked.has_changed().is_ok(),
     }
+}
+
+fn has_lasted<A>(asked: &Asked<A>) -> bool {
+    matches!(&*asked.borrow(), Some((_, Some(_))))
 }
 
 #[cfg(test)]
@@ -91,7 +96,8 @@ mod tests {
 
     use super::*;
 
-    const LASTS: Duration = Duration::from_mins(1);
+    const MINUTE: Duration = Duration::from_mins(1);
+    const LASTS: Option<Duration> = Some(MINUTE);
 
     #[tokio::test(start_paused = true)]
     async fn a_question_is_asked_once_until_its_answer_has_run_out() {
@@ -106,12 +112,12 @@ mod tests {
         let at_once = join_all((0..10).map(|_| remembered.answer(b"token", ask))).await;
         assert_eq!(at_once, [Some(0); 10]);
         assert_eq!(remembered.answer(b"another", ask).await, Some(1));
-        tokio::time::advance(LASTS.checked_sub(Duration::from_secs(2)).unwrap()).await;
+        tokio::time::advance(MINUTE.checked_sub(Duration::from_secs(2)).unwrap()).await;
         assert_eq!(remembered.answer(b"token", ask).await, Some(0));
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(remembered.answer(b"token", ask).await, Some(2));
         // What lasts for no time is for those alone who wait for it.
-        let never = || ready((7, Duration::ZERO));
+        let never = || ready((7, None));
         assert_eq!(remembered.answer(b"third", never).await, Some(7));
         assert_eq!(remembered.answer(b"third", ask).await, Some(3));
     }
@@ -137,7 +143,7 @@ mod tests {
     async fn no_more_are_kept_than_that() {
         let remembered = at_any_pace();
         for number in 0..3 * MOST {
-            tokio::time::advance(LASTS / 100).await;
+            tokio::time::advance(MINUTE / 100).await;
             assert_eq!(remembered.answer(&number.to_be_bytes(), || ready((number, LASTS))).await, Some(number));
             assert!(remembered.known.lock().unwrap().len() <= MOST);
         }
@@ -160,8 +166,19 @@ mod tests {
         let seconds = u32::try_from(began.elapsed().as_secs()).unwrap() + 1;
         assert!(asked <= NEW_A_SECOND.get() * (seconds + 1), "{asked} in {seconds} s");
         // What was known before goes on meanwhile.
-        tokio::time::advance(2 * LASTS).await;
+        tokio::time::advance(2 * MINUTE).await;
         assert_eq!(remembered.answer(b"known", || ready((2, LASTS))).await, Some(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_answered_is_asked_no_faster() {
+        let remembered = Remembered::new();
+        let (mut asked, began) = (0_u32, std::time::Instant::now());
+        for _ in 0..MOST {
+            asked += u32::from(remembered.answer(b"token", || ready((1, None))).await.is_some());
+        }
+        let seconds = u32::try_from(began.elapsed().as_secs()).unwrap() + 1;
+        assert!(asked <= NEW_A_SECOND.get() * (seconds + 1), "{asked} in {seconds} s");
     }
 
     #[tokio::test]
