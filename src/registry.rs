@@ -48,18 +48,14 @@ pub const TARGET_RIGHTS: &[Right] =
 /// Label of a `ClusterRole`: `"true"` adds its rules to what the operator may track.
 pub const AGGREGATE_TO_TRACKER: &str = "quartermaster.dev/aggregate-to-tracker";
 
+/// What makes the CRD of each kind, in their order.
+const MADE: [fn() -> CustomResourceDefinition; KINDS.len()] =
+    [ContactPoint::crd, TrackedField::crd, ConfigMapSync::crd, MyApp::crd, AppService::crd, MyIngress::crd];
+
 /// The CRDs of all kinds, in their order, as they are installed. The operator itself has them as text: what makes them is
 /// no part of it.
 pub fn crds() -> Vec<CustomResourceDefinition> {
-    let made = [
-        ContactPoint::crd(),
-        TrackedField::crd(),
-        ConfigMapSync::crd(),
-        MyApp::crd(),
-        AppService::crd(),
-        MyIngress::crd(),
-    ];
-    KINDS.iter().zip(made).map(|(kind, crd)| schema::finish(crd, kind.schemas.len())).collect()
+    KINDS.iter().zip(MADE).map(|(kind, made)| schema::finish(made(), kind.schemas.len())).collect()
 }
 
 #[cfg(test)]
