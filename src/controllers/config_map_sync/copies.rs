@@ -146,15 +146,12 @@ impl Copies {
         }
     }
 
-    /// What is ours and not wanted; also what was that of one of our name which is gone.
-    pub fn others(&self, owner: &Owner, wanted: impl Fn(&Key) -> bool, lives: &impl Fn(&str) -> bool) -> Vec<Key> {
+    /// What is ours; also what was that of one of our name which is gone.
+    pub fn those(&self, owner: &Owner, lives: &impl Fn(&str) -> bool) -> Vec<Key> {
         let path = Key::new(owner.namespace(), owner.name());
-        let mut others = self
-            .index
+        self.index
             .copies
-            .those(|copy| copy.report == owner.uid() || (copy.owner.as_ref() == Some(&path) && !lives(&copy.report)));
-        others.retain(|copy| !wanted(copy));
-        others
+            .those(|copy| copy.report == owner.uid() || (copy.owner.as_ref() == Some(&path) && !lives(&copy.report)))
     }
 
     /// Deletes a copy that is ours, or takes its mark off; whether there was one.

@@ -47,7 +47,7 @@ pub const KIND: Kind = Kind::of::<ConfigMapSync>(
         // Asked for where owner references that block the owner's deletion are checked.
         Right::namespaced(GROUP, &["configmapsyncs/finalizers"], &["update"]),
         Right::namespaced("", &["configmaps"], &["create", "delete", "get", "list", "update", "watch"]),
-        Right::of_cluster("", &["namespaces"], &["list", "watch"]),
+        Right::cluster_scoped("", &["namespaces"], &["list", "watch"]),
         EVENTS,
     ],
 )
@@ -224,7 +224,9 @@ impl ConfigMapSyncs {
             Ok(Some(source)) => source,
             Ok(None) => {
                 let words = format!("ConfigMap {} does not exist: create it; what was copied of it stays", plan.source);
-                let Done { wrote, snags, failure } = Done::of(self.clear(owner, sync, &wanted).await);
+                let there = self.copies.those(owner, &|uid: &str| self.lives(uid));
+                let there = there.into_iter().filter(|copy| wanted.contains(copy)).collect();
+                let Done { wrote, snags, failure } = Done::of(self.clear(owner, sync, &wanted, &there).await.0);
                 let came = Came::Blocked { reason: Reason::SourceNotFound, words };
                 return Ok(Pass { came, wrote, asks: !snags.is_empty(), failure });
             }
@@ -237,8 +239,9 @@ impl ConfigMapSyncs {
             self.serve(owner, sync, &source, &digest, copy, presence)
         };
         let mut done: Vec<_> = stream::iter(destinations.into_iter().map(serve)).buffered(AT_ONCE).collect().await;
-        let right = done.iter().filter(|(_, result)| result.is_ok()).count();
-        done.extend(self.clear(owner, sync, &wanted).await);
+        let right = done.iter().filter(|(_, result)| result.is_ok()).map(|(copy, _)| copy.clone()).collect();
+        let (cleared, stay) = self.clear(owner, sync, &wanted, &right).await;
+        done.extend(cleared);
         let Done { wrote, mut snags, failure } = Done::of(done);
         snags.extend(plan.refused.iter().map(|(namespace, refused)| Snag {
             namespace: namespace.clone(),
@@ -248,17 +251,26 @@ impl ConfigMapSyncs {
         let blind = self.index.blind().is_some();
         let asks = snags.iter().any(|snag| blind || snag.reason.is_asked_for_again());
         Ok(Pass {
-            came: Came::Copied { destinations: wanted.len() + plan.refused.len(), right, snags },
+            came: Came::Copied { destinations: wanted.len() + plan.refused.len(), right: right.len(), stay, snags },
             wrote,
             asks,
             failure,
         })
     }
 
-    /// Takes away what is not wanted any more; of each copy, whether there was one.
-    async fn clear(&self, owner: &Owner, sync: &ConfigMapSync, wanted: &BTreeSet<Key>) -> Vec<(Key, Served)> {
-        let others = self.copies.others(owner, |copy| wanted.contains(copy), &|uid: &str| self.lives(uid));
-        self.release(owner, sync, others).await
+    /// Takes away what is not wanted any more, once what takes its place is `there`; of each copy, whether there was one, and
+    /// how many stay.
+    async fn clear(
+        &self,
+        owner: &Owner,
+        sync: &ConfigMapSync,
+        wanted: &BTreeSet<Key>,
+        there: &BTreeSet<Key>,
+    ) -> (Vec<(Key, Served)>, usize) {
+        let others = self.copies.those(owner, &|uid: &str| self.lives(uid)).into_iter();
+        let others = others.filter(|copy| !wanted.contains(copy));
+        let (stay, go): (Vec<_>, Vec<_>) = others.partition(|copy| plan::stays(copy, wanted, there));
+        (self.release(owner, sync, go).await, stay.len())
     }
 
     /// Deletes these copies, or takes the mark off them. One that cannot be released holds up no other.

@@ -201,6 +201,13 @@ fn may_exist(name: &str, longest: usize) -> bool {
     name.len() <= longest && name.bytes().all(is_letter)
 }
 
+/// Whether an `old` copy that is not `wanted` any more has to stay, so that nobody is left without any: what takes its place,
+/// in its own namespace or else in any, is not `there` yet.
+pub fn stays(old: &Key, wanted: &BTreeSet<Key>, there: &BTreeSet<Key>) -> bool {
+    let successor = wanted.iter().find(|copy| copy.namespace == old.namespace);
+    successor.map_or(!wanted.is_empty() && there.is_empty(), |copy| !there.contains(copy))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -209,6 +216,25 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    #[rstest]
+    #[case::renamed("a/old", &["a/new"], &["a/new"], false)]
+    #[case::not_renamed_yet("a/old", &["a/new"], &[], true)]
+    #[case::moved("a/x", &["b/x"], &["b/x"], false)]
+    #[case::not_moved_yet("a/x", &["b/x"], &[], true)]
+    #[case::fewer("a/x", &["b/x", "c/x"], &["b/x"], false)]
+    #[case::renamed_elsewhere_only("a/old", &["a/new", "b/new"], &["b/new"], true)]
+    #[case::none_wanted("a/x", &[], &[], false)]
+    fn an_old_copy_stays_for_want_of_a_new_one(
+        #[case] old: &str,
+        #[case] wanted: &[&str],
+        #[case] there: &[&str],
+        #[case] wants: bool,
+    ) {
+        let key = |path: &str| path.split_once('/').map(|(namespace, name)| Key::new(namespace, name)).unwrap();
+        let keys = |paths: &[&str]| paths.iter().map(|path| key(path)).collect();
+        assert_eq!(stays(&key(old), &keys(wanted), &keys(there)), wants);
+    }
 
     fn plan(spec: &Value, scope: &Scope, protected: bool) -> Result<Plan, Refused> {
         let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });

@@ -104,6 +104,8 @@ pub enum Came {
         destinations: usize,
         /// How many of them are as the source.
         right: usize,
+        /// How many that are not wanted any more stay until what takes their place is there.
+        stay: usize,
         /// What is not as it is wanted: such a copy, or one that is to go.
         snags: Vec<Snag>,
     },
@@ -127,13 +129,13 @@ pub fn status(
             (status.destinations, status.copies) = (None, None);
             (false, *reason, words.clone())
         }
-        Came::Copied { destinations, right, snags } => {
+        Came::Copied { destinations, right, stay, snags } => {
             let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
             status.destinations = Some(count(*destinations));
             status.copies = Some(count(*right));
             match snags.first() {
                 None => (true, Reason::Synced, well(*destinations)),
-                Some(first) => (false, first.reason, ill(*destinations, *right, snags)),
+                Some(first) => (false, first.reason, ill(*destinations, *right, *stay, snags)),
             }
         }
     };
@@ -150,12 +152,17 @@ fn well(destinations: usize) -> String {
 }
 
 /// Each with its own words, as far as there is room.
-fn ill(destinations: usize, right: usize, snags: &[Snag]) -> String {
+fn ill(destinations: usize, right: usize, stay: usize, snags: &[Snag]) -> String {
     let named = snags.iter().take(NAMED).map(|snag| format!("{}: {}: {}", snag.namespace, snag.reason, snag.words));
     let named = named.collect::<Vec<_>>().join("; ");
     let rest = snags.len().saturating_sub(NAMED);
     let more = if rest == 0 { String::new() } else { format!("; and {rest} more") };
-    format!("{right} of {destinations} copies are as the source; {named}{more}")
+    let stay = match stay {
+        0 => String::new(),
+        1 => "; one from before stays until what takes its place is there".into(),
+        several => format!("; {several} from before stay until what takes their place is there"),
+    };
+    format!("{right} of {destinations} copies are as the source; {named}{more}{stay}")
 }
 
 #[cfg(test)]
@@ -174,7 +181,7 @@ mod tests {
 
     #[test]
     fn the_time_moves_with_a_write_only() {
-        let came = Came::Copied { destinations: 2, right: 2, snags: vec![] };
+        let came = Came::Copied { destinations: 2, right: 2, stay: 0, snags: vec![] };
         let first = status(None, &came, Some(at(1)), 1, at(1));
         assert_eq!((first.last_sync_time.clone(), first.copies), (Some(at(1)), Some(2)));
         assert_eq!(status(Some(&first), &came, None, 1, at(2)), first);
@@ -186,13 +193,17 @@ mod tests {
 
     #[test]
     fn the_condition_names_those_that_are_not_served() {
-        let came = Came::Copied { destinations: 3, right: 2, snags: vec![snag("b")] };
+        let came = Came::Copied { destinations: 3, right: 2, stay: 0, snags: vec![snag("b")] };
         let condition = &status(None, &came, None, 1, at(1)).conditions[0];
         assert_eq!((condition.status.as_str(), condition.reason.as_str()), ("False", "QuotaExceeded"));
         assert_eq!(condition.message, "2 of 3 copies are as the source; b: QuotaExceeded: full");
         let many: Vec<_> = (0..200).map(|number| snag(&format!("n{number}"))).collect();
-        let came = Came::Copied { destinations: 200, right: 0, snags: many };
+        let came = Came::Copied { destinations: 200, right: 0, stay: 2, snags: many };
         let condition = &status(None, &came, None, 1, at(1)).conditions[0];
-        assert!(condition.message.ends_with("n4: QuotaExceeded: full; and 195 more"), "{}", condition.message);
+        assert!(
+            condition.message.contains("n4: QuotaExceeded: full; and 195 more; 2 from before stay"),
+            "{}",
+            condition.message
+        );
     }
 }

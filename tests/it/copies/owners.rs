@@ -227,6 +227,42 @@ async fn what_is_not_wanted_any_more_goes_or_is_let_go() {
     }
 }
 
+/// Nobody is left without a copy by a name that cannot be served, with and without a source.
+#[tokio::test]
+async fn an_old_copy_goes_when_the_new_one_is_there() {
+    let shop = Shop::shared("moves").await;
+    let (b, c) = (shop.open("b", json!({})).await, shop.open("c", json!({})).await);
+    let _operator = shop.operator(&["b", "c", "typo"]).await;
+    let here = shop.bed.namespace.clone();
+    let data = json!({ "a": "1" });
+    shop.map(&here, "settings", json!({ "data": data })).await;
+    shop.map(&b, "theirs", json!({ "data": { "whose": "theirs" } })).await;
+    shop.sync("s", json!({ "destinationNamespaces": [b] })).await;
+    let copy = version(&shop.copied(&b, "settings", data.clone()).await);
+    let stays = "; one from before stays until what takes its place is there";
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationName": "theirs" } })).await;
+    let words = shop.reads("s", "Conflict").await;
+    assert!(words.starts_with("0 of 1 copies") && words.ends_with(stays), "{words}");
+    let typo = json!({ "destinationName": null, "destinationNamespaces": [shop.far("typo")] });
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": typo })).await;
+    let words = shop.reads("s", "NamespaceNotFound").await;
+    assert!(words.ends_with(stays), "{words}");
+    shop.drop(&here, "settings").await;
+    shop.reads("s", "SourceNotFound").await;
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": { "destinationNamespaces": [c] } })).await;
+    shop.rests("s").await;
+    assert_eq!(version(&shop.copied(&b, "settings", data.clone()).await), copy, "nobody touched it");
+    shop.map(&here, "settings", json!({ "data": data })).await;
+    shop.copied(&c, "settings", data.clone()).await;
+    shop.gone(&b, "settings").await;
+    shop.reads("s", "Synced").await;
+    // Of several the last one that is there is enough.
+    let spec = json!({ "destinationNamespaces": [b, shop.far("typo")] });
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "spec": spec })).await;
+    shop.copied(&b, "settings", data.clone()).await;
+    shop.gone(&c, "settings").await;
+}
+
 /// A controller's object is its own, whatever label somebody puts on it.
 #[tokio::test]
 async fn what_another_controls_is_neither_deleted_nor_waited_for() {
