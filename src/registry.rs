@@ -34,8 +34,8 @@ pub const LEASE_VERBS: &[&str] = &["get", "update"];
 
 /// What it takes to ask who reads the metrics, and whether that one may.
 pub const METRICS_RIGHTS: &[Right] = &[
-    Right::of_cluster("authentication.k8s.io", &["tokenreviews"], &["create"]),
-    Right::of_cluster("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
+    Right::cluster_scoped("authentication.k8s.io", &["tokenreviews"], &["create"]),
+    Right::cluster_scoped("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
 ];
 
 const READ: &[&str] = &["get", "list", "watch"];

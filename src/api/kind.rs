@@ -29,7 +29,7 @@ impl Right {
     }
 
     /// On what lies in none.
-    pub const fn of_cluster(
+    pub const fn cluster_scoped(
         group: &'static str,
         resources: &'static [&'static str],
         verbs: &'static [&'static str],

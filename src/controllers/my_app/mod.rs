@@ -50,7 +50,7 @@ pub const KIND: Kind = Kind::of::<MyApp>(
         // Only its metadata is ever patched.
         Right::namespaced("", &["pods"], &["create", "delete", "get", "list", "patch", "watch"]),
         // Whether the node of a Pod that is not ready is still there.
-        Right::of_cluster("", &["nodes"], &["get"]),
+        Right::cluster_scoped("", &["nodes"], &["get"]),
         EVENTS,
     ],
 );

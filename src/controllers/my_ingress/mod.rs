@@ -57,9 +57,9 @@ pub const KIND: Kind = Kind::of::<MyIngress>(
         Right::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),
         Right::namespaced(GROUP, &["myingresses/status"], &["patch"]),
         // That of kube-system has the UID that tells clusters apart.
-        Right::of_cluster("", &["namespaces"], &["get"]),
+        Right::cluster_scoped("", &["namespaces"], &["get"]),
         // What listeners lead to.
-        Right::of_cluster("", &["nodes"], &["list", "watch"]),
+        Right::cluster_scoped("", &["nodes"], &["list", "watch"]),
         Right::namespaced("", &["services"], &["get", "list", "watch"]),
         EVENTS,
     ],
