@@ -11,6 +11,11 @@
 {{- .Values.serviceAccount.name | default (printf "%s-controller-manager" (include "quartermaster.fullname" .)) -}}
 {{- end -}}
 
+{{/* Name of the Lease. */}}
+{{- define "quartermaster.lease" -}}
+{{- .Values.leaderElection.id | default "quartermaster" -}}
+{{- end -}}
+
 {{- define "quartermaster.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
