@@ -208,21 +208,15 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* As YAML, other installs that may act where this one does: all of them, or those with more than a few rights in the whole cluster. */}}
+{{/* As YAML, other installs that may act where this one does. */}}
 {{- define "quartermaster.others" -}}
 {{- if .Values.rbac.create -}}
 {{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items -}}
-{{- $ours := eq .metadata.name (printf "%s-manager-role" (include "quartermaster.fullname" $)) -}}
-{{- if and (eq (dig "metadata" "labels" "app.kubernetes.io/name" "" .) $.Chart.Name) (hasSuffix "-manager-role" .metadata.name) (not $ours) -}}
-{{- $everywhere := false -}}
-{{- range .rules -}}
-{{- if has "events" .resources -}}
-{{- $everywhere = true -}}
-{{- end -}}
-{{- end -}}
-{{- if or $everywhere (not $.Values.watchNamespaces) }}
+{{- $scope := dig "metadata" "labels" "quartermaster.dev/scope" "" . -}}
+{{- $taken := eq .metadata.name (printf "%s-manager-role" (include "quartermaster.fullname" $)) -}}
+{{- $ours := or $taken (include "quartermaster.isOurs" (dict "root" $ "object" .)) -}}
+{{- if and $scope (not $ours) (or (eq $scope "cluster") (not $.Values.watchNamespaces)) }}
 - {{ include "quartermaster.releaseOf" . | default (printf "what has ClusterRole %s" .metadata.name) | quote }}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
