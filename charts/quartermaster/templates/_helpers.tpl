@@ -192,19 +192,28 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* The release that `object` belongs to, where that is another one, and is there: CRDs keep the marks of one that is gone. */}}
+{{/* As YAML, the Deployments of namespace `in` that run an operator. */}}
+{{- define "quartermaster.operators" -}}
+{{- range (lookup "apps/v1" "Deployment" .in "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- if and (eq (get $labels "app.kubernetes.io/name") $.root.Chart.Name) (eq (get $labels "control-plane") "controller-manager") }}
+- {{ toJson . }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The release that `object` belongs to, where that is another one, whose operator is there: CRDs keep the marks of one that is gone. */}}
 {{- define "quartermaster.otherRelease" -}}
 {{- $release := include "quartermaster.releaseOf" .object -}}
-{{- $deployments := list -}}
 {{- if and $release (not (include "quartermaster.isOurs" .)) -}}
-{{- range (lookup "apps/v1" "Deployment" (index .object.metadata.annotations "meta.helm.sh/release-namespace") "").items -}}
-{{- if eq (include "quartermaster.releaseOf" .) $release -}}
-{{- $deployments = append $deployments .metadata.name -}}
+{{- $namespace := index .object.metadata.annotations "meta.helm.sh/release-namespace" -}}
+{{- $there := false -}}
+{{- range include "quartermaster.operators" (dict "root" .root "in" $namespace) | fromYamlArray -}}
+{{- $there = or $there (eq (include "quartermaster.releaseOf" .) $release) -}}
 {{- end -}}
-{{- end -}}
-{{- end -}}
-{{- if $deployments -}}
+{{- if $there -}}
 {{ $release }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -117,7 +117,10 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         (kubectl(&["-n", "shop", "get", "cm", "settings", "-o", "name"]).await, aws.balancers().await.unwrap());
     assert_eq!((shop.trim(), myingress.len()), ("configmap/settings", 1));
 
-    // CRDs that a release left behind may be another's.
+    // CRDs that a release left behind may be another's, though something else that it installed is there.
+    kubectl(&["-n", SYSTEM, "create", "deployment", "web", "--image=nginx"]).await;
+    let marks = ["meta.helm.sh/release-name=quartermaster", &format!("meta.helm.sh/release-namespace={SYSTEM}")];
+    kubectl(&["-n", SYSTEM, "annotate", "deployment", "web", marks[0], marks[1]]).await;
     let another = ["install", "another", CHART, "-n", "another", "--create-namespace", "--dry-run=server"];
     let (came, said) = site.helm(&another).await;
     let take = ["--take-ownership", "--force-conflicts", "--set", "crds.takeOver=true"];
@@ -242,7 +245,14 @@ async fn an_install_for_some_namespaces() {
     let words =
         format!("leaderElection.id: Deployment {name} of this namespace has the Lease team, with which only one");
     assert!(!came && said.contains(&words), "{said}");
+    // One that acts without has none that would be in the way.
+    let alone = "crds.install=false,watchNamespaces={others},replicas=1,leaderElection.enabled=false";
+    site.done(&["install", "alone", CHART, "-n", "ops", "--set", alone]).await;
     site.done(&beside).await;
+    // By another name it is the same release still.
+    let renamed = ["upgrade", "team", CHART, "-n", "ops", "--reuse-values", "--set", "fullnameOverride=qm"];
+    let said = site.done(&[&renamed[..], &["--dry-run=server"]].concat()).await;
+    assert!(said.contains("name: qm-controller-manager\n") && !said.contains("not alone"), "{said}");
 
     let bed = Bed { plane: site.bed.plane.clone(), client: site.bed.client.clone(), namespace: "team".into() };
     bed.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]).await;
