@@ -6,6 +6,7 @@ use quartermaster::api::kind::Kind;
 use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress};
 use serde_json::json;
 use testbed::aws::Aws;
+use testbed::wait::until;
 use testbed::{Options, kubelet};
 
 use super::chart::{CHART, helm};
@@ -33,12 +34,7 @@ impl Site {
 
     /// Whether helm does it, and what it says.
     async fn helm(&self, arguments: &[&str]) -> (bool, String) {
-        let mut command = tree_command(helm().await);
-        for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-            command.env(variable, self.home.path());
-        }
-        command.env("KUBECONFIG", self.bed.plane.admin_kubeconfig()).args(arguments);
-        told(&command.output().await.unwrap())
+        helm_on(&self.bed.plane, &self.home, arguments).await
     }
 
     pub async fn done(&self, arguments: &[&str]) -> String {
@@ -54,6 +50,16 @@ impl Site {
         let value = |(at, (name, value))| format!("extraEnv[{at}].name={name},extraEnv[{at}].value={value}");
         values.map(value).collect::<Vec<_>>().join(",")
     }
+}
+
+/// Whether helm does it on this cluster, and what it says.
+async fn helm_on(plane: &ControlPlane, home: &Folder, arguments: &[&str]) -> (bool, String) {
+    let mut command = tree_command(helm().await);
+    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+        command.env(variable, home.path());
+    }
+    command.env("KUBECONFIG", plane.admin_kubeconfig()).args(arguments);
+    told(&command.output().await.unwrap())
 }
 
 #[tokio::test]
@@ -208,7 +214,7 @@ async fn what_another_release_may_have(site: &Site) {
             notes.contains("It is not alone: quartermaster in quartermaster-system may act in the same"),
             "{notes}"
         );
-        assert!(notes.contains("The CRDs came with release quartermaster in quartermaster-system"), "{notes}");
+        assert!(notes.contains("The CRDs are left to another release, or to you: "), "{notes}");
         assert!(notes.contains(uninstall) && !notes.contains("--purge"), "{notes}");
     }
 
@@ -285,6 +291,33 @@ async fn an_install_for_some_namespaces() {
         let asked = ["auth", "can-i", "list", "pods", "-n", namespace, "--as", &account];
         let answer = site.bed.plane.run_kubectl(&asked, "").await;
         assert_eq!(answer.is_ok(), may, "{namespace}: {answer:?}");
+    }
+}
+
+/// Whoever may do all in one namespace, and nothing beside it, installs what acts there.
+#[tokio::test]
+async fn who_has_one_namespace_may_install_there() {
+    let Bed { plane, namespace, .. } = Bed::shared("tenant").await;
+    let (home, user) = (Folder::new().unwrap(), format!("tenant.{namespace}"));
+    let kubectl = async |arguments: &[&str]| plane.run_kubectl(arguments, "").await;
+    let admin = ["-n", &namespace, "create", "rolebinding", "tenant", "--clusterrole=admin", "--user", &user];
+    kubectl(&admin).await.unwrap();
+    until("they may", SOON, async || {
+        kubectl(&["-n", &namespace, "auth", "can-i", "create", "deployments", "--as", &user]).await.map(Some)
+    })
+    .await
+    .unwrap();
+    kubectl(&["auth", "can-i", "get", "crd", "--as", &user]).await.unwrap_err();
+    let values = format!(
+        "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false,watchNamespaces={{{namespace}}}"
+    );
+    for way in [
+        &["install", "team", CHART, "--set", &values][..],
+        &["upgrade", "team", CHART, "--set", &values],
+        &["uninstall", "team"],
+    ] {
+        let (done, said) = helm_on(&plane, &home, &[way, &["-n", &namespace, "--kube-as-user", &user]].concat()).await;
+        assert!(done, "{way:?}: {said}");
     }
 }
 
