@@ -136,9 +136,13 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
 
     // And in again, to what is there, once what was installed without helm is out of the way.
     kubectl(&["apply", "-k", &format!("{ROOT}/config/default")]).await;
-    let (came, said) = site.helm(&install).await;
     let delete = ["-n", SYSTEM, "delete", "deployment", DEPLOYMENT];
-    assert!(!came && said.contains(&format!("(kubectl {})", delete.join(" "))), "{said}");
+    let elsewhere = ["install", "quartermaster", CHART, "-n", "another", "--create-namespace"];
+    let without_crds = [&elsewhere[..], &["--set", "crds.install=false"]].concat();
+    for install in [&install[..], &elsewhere, &another, &without_crds] {
+        let (came, said) = site.helm(&[install, &take].concat()).await;
+        assert!(!came && said.contains(&format!("(kubectl {})", delete.join(" "))), "{install:?}: {said}");
+    }
     kubectl(&delete).await;
     let said = done(&[&another[..], &["--set", "crds.install=false"]].concat()).await;
     assert!(said.contains("It is not alone: what has ClusterRole quartermaster-manager-role may act"), "{said}");
