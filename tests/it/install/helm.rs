@@ -99,6 +99,10 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         done(&["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reuse-values", "--set", "clusterName=prod"]).await;
     assert!(said.contains("STATUS: deployed"), "{said}");
     assert!(args().await.contains("--cluster-name=prod"));
+    // By another name it is the same release still.
+    let renamed = ["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reuse-values", "--set", "fullnameOverride=qm"];
+    let said = done(&[&renamed[..], &["--dry-run=server"]].concat()).await;
+    assert!(said.contains("name: qm-controller-manager\n") && !said.contains("not alone"), "{said}");
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     done(&["rollback", "quartermaster", "1", "-n", SYSTEM]).await;
     assert_eq!(args().await, installed);
@@ -259,10 +263,6 @@ async fn an_install_for_some_namespaces() {
     let alone = "crds.install=false,watchNamespaces={others},replicas=1,leaderElection.enabled=false";
     site.done(&["install", "alone", CHART, "-n", "ops", "--set", alone]).await;
     site.done(&beside).await;
-    // By another name it is the same release still.
-    let renamed = ["upgrade", "team", CHART, "-n", "ops", "--reuse-values", "--set", "fullnameOverride=qm"];
-    let said = site.done(&[&renamed[..], &["--dry-run=server"]].concat()).await;
-    assert!(said.contains("name: qm-controller-manager\n") && !said.contains("not alone"), "{said}");
 
     let bed = Bed { plane: site.bed.plane.clone(), client: site.bed.client.clone(), namespace: "team".into() };
     bed.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]).await;
