@@ -21,6 +21,9 @@ use crate::registry::{
 pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";
 pub(super) const NAMESPACE: &str = "system";
 
+/// Label of the operator's `ClusterRole`: where it acts. Helm looks for it before another one is installed.
+const SCOPE: &str = "quartermaster.dev/scope";
+
 /// All objects, each with the name of its file.
 pub fn objects() -> Vec<(String, Value)> {
     let mut objects = vec![
@@ -69,7 +72,9 @@ fn manager() -> ClusterRole {
         resource_names: Some(KINDS.iter().map(Kind::crd_name).collect()),
         ..rule("apiextensions.k8s.io", &["customresourcedefinitions"], CRD_VERBS)
     });
-    ClusterRole { metadata: meta("manager-role"), rules: Some(rules), aggregation_rule: None }
+    let mut metadata = meta("manager-role");
+    metadata.labels.get_or_insert_default().extend(labels([(SCOPE, "cluster")]));
+    ClusterRole { metadata, rules: Some(rules), aggregation_rule: None }
 }
 
 fn leader_election() -> Role {

@@ -11,6 +11,11 @@
 {{- .Values.serviceAccount.name | default (printf "%s-controller-manager" (include "quartermaster.fullname" .)) -}}
 {{- end -}}
 
+{{/* Name of the Lease. */}}
+{{- define "quartermaster.lease" -}}
+{{- .Values.leaderElection.id | default "quartermaster" -}}
+{{- end -}}
+
 {{- define "quartermaster.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
@@ -187,37 +192,40 @@ true
 {{- end -}}
 {{- end -}}
 
-{{/* The release that `object` belongs to, where that is another one, and is there: CRDs keep the marks of one that is gone. */}}
-{{- define "quartermaster.otherRelease" -}}
-{{- $release := include "quartermaster.releaseOf" .object -}}
-{{- $deployments := list -}}
-{{- if and $release (not (include "quartermaster.isOurs" .)) -}}
-{{- range (lookup "apps/v1" "Deployment" (index .object.metadata.annotations "meta.helm.sh/release-namespace") "").items -}}
-{{- if eq (include "quartermaster.releaseOf" .) $release -}}
-{{- $deployments = append $deployments .metadata.name -}}
+{{/* As YAML, the Deployments of namespace `in` that run an operator. */}}
+{{- define "quartermaster.operators" -}}
+{{- range (lookup "apps/v1" "Deployment" .in "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- if and (eq (get $labels "app.kubernetes.io/name") $.root.Chart.Name) (eq (get $labels "control-plane") "controller-manager") }}
+- {{ toJson . }}
 {{- end -}}
-{{- end -}}
-{{- end -}}
-{{- if $deployments -}}
-{{ $release }}
 {{- end -}}
 {{- end -}}
 
-{{/* As YAML, other installs that may act where this one does: all of them, or those with more than a few rights in the whole cluster. */}}
+{{/* The release that `object` belongs to, where that is another one, whose operator is there: CRDs keep the marks of one that is gone. */}}
+{{- define "quartermaster.otherRelease" -}}
+{{- $release := include "quartermaster.releaseOf" .object -}}
+{{- if and $release (not (include "quartermaster.isOurs" .)) -}}
+{{- $namespace := index .object.metadata.annotations "meta.helm.sh/release-namespace" -}}
+{{- $there := false -}}
+{{- range include "quartermaster.operators" (dict "root" .root "in" $namespace) | fromYamlArray -}}
+{{- $there = or $there (eq (include "quartermaster.releaseOf" .) $release) -}}
+{{- end -}}
+{{- if $there -}}
+{{ $release }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* As YAML, other installs that may act where this one does. */}}
 {{- define "quartermaster.others" -}}
 {{- if .Values.rbac.create -}}
 {{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items -}}
-{{- $ours := eq .metadata.name (printf "%s-manager-role" (include "quartermaster.fullname" $)) -}}
-{{- if and (eq (dig "metadata" "labels" "app.kubernetes.io/name" "" .) $.Chart.Name) (hasSuffix "-manager-role" .metadata.name) (not $ours) -}}
-{{- $everywhere := false -}}
-{{- range .rules -}}
-{{- if has "events" .resources -}}
-{{- $everywhere = true -}}
-{{- end -}}
-{{- end -}}
-{{- if or $everywhere (not $.Values.watchNamespaces) }}
+{{- $scope := dig "metadata" "labels" "quartermaster.dev/scope" "" . -}}
+{{- $taken := eq .metadata.name (printf "%s-manager-role" (include "quartermaster.fullname" $)) -}}
+{{- $ours := or $taken (include "quartermaster.isOurs" (dict "root" $ "object" .)) -}}
+{{- if and $scope (not $ours) (or (eq $scope "cluster") (not $.Values.watchNamespaces)) }}
 - {{ include "quartermaster.releaseOf" . | default (printf "what has ClusterRole %s" .metadata.name) | quote }}
-{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -6,6 +6,7 @@ use quartermaster::api::kind::Kind;
 use quartermaster::api::{AppService, ConfigMapSync, ContactPoint, MyApp, MyIngress};
 use serde_json::json;
 use testbed::aws::Aws;
+use testbed::wait::until;
 use testbed::{Options, kubelet};
 
 use super::chart::{CHART, helm};
@@ -33,12 +34,7 @@ impl Site {
 
     /// Whether helm does it, and what it says.
     async fn helm(&self, arguments: &[&str]) -> (bool, String) {
-        let mut command = tree_command(helm().await);
-        for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
-            command.env(variable, self.home.path());
-        }
-        command.env("KUBECONFIG", self.bed.plane.admin_kubeconfig()).args(arguments);
-        told(&command.output().await.unwrap())
+        helm_on(&self.bed.plane, &self.home, arguments).await
     }
 
     pub async fn done(&self, arguments: &[&str]) -> String {
@@ -54,6 +50,16 @@ impl Site {
         let value = |(at, (name, value))| format!("extraEnv[{at}].name={name},extraEnv[{at}].value={value}");
         values.map(value).collect::<Vec<_>>().join(",")
     }
+}
+
+/// Whether helm does it on this cluster, and what it says.
+async fn helm_on(plane: &ControlPlane, home: &Folder, arguments: &[&str]) -> (bool, String) {
+    let mut command = tree_command(helm().await);
+    for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
+        command.env(variable, home.path());
+    }
+    command.env("KUBECONFIG", plane.admin_kubeconfig()).args(arguments);
+    told(&command.output().await.unwrap())
 }
 
 #[tokio::test]
@@ -93,6 +99,10 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         done(&["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reuse-values", "--set", "clusterName=prod"]).await;
     assert!(said.contains("STATUS: deployed"), "{said}");
     assert!(args().await.contains("--cluster-name=prod"));
+    // By another name it is the same release still.
+    let renamed = ["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reuse-values", "--set", "fullnameOverride=qm"];
+    let said = done(&[&renamed[..], &["--dry-run=server"]].concat()).await;
+    assert!(said.contains("name: qm-controller-manager\n") && !said.contains("not alone"), "{said}");
     let operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
     done(&["rollback", "quartermaster", "1", "-n", SYSTEM]).await;
     assert_eq!(args().await, installed);
@@ -117,7 +127,10 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
         (kubectl(&["-n", "shop", "get", "cm", "settings", "-o", "name"]).await, aws.balancers().await.unwrap());
     assert_eq!((shop.trim(), myingress.len()), ("configmap/settings", 1));
 
-    // CRDs that a release left behind may be another's.
+    // CRDs that a release left behind may be another's, though something else that it installed is there.
+    kubectl(&["-n", SYSTEM, "create", "deployment", "web", "--image=nginx"]).await;
+    let marks = ["meta.helm.sh/release-name=quartermaster", &format!("meta.helm.sh/release-namespace={SYSTEM}")];
+    kubectl(&["-n", SYSTEM, "annotate", "deployment", "web", marks[0], marks[1]]).await;
     let another = ["install", "another", CHART, "-n", "another", "--create-namespace", "--dry-run=server"];
     let (came, said) = site.helm(&another).await;
     let take = ["--take-ownership", "--force-conflicts", "--set", "crds.takeOver=true"];
@@ -127,9 +140,13 @@ async fn installed_upgraded_rolled_back_and_uninstalled() {
 
     // And in again, to what is there, once what was installed without helm is out of the way.
     kubectl(&["apply", "-k", &format!("{ROOT}/config/default")]).await;
-    let (came, said) = site.helm(&install).await;
     let delete = ["-n", SYSTEM, "delete", "deployment", DEPLOYMENT];
-    assert!(!came && said.contains(&format!("(kubectl {})", delete.join(" "))), "{said}");
+    let elsewhere = ["install", "quartermaster", CHART, "-n", "another", "--create-namespace"];
+    let without_crds = [&elsewhere[..], &["--set", "crds.install=false"]].concat();
+    for install in [&install[..], &elsewhere, &another, &without_crds] {
+        let (came, said) = site.helm(&[install, &take].concat()).await;
+        assert!(!came && said.contains(&format!("(kubectl {})", delete.join(" "))), "{install:?}: {said}");
+    }
     kubectl(&delete).await;
     let said = done(&[&another[..], &["--set", "crds.install=false"]].concat()).await;
     assert!(said.contains("It is not alone: what has ClusterRole quartermaster-manager-role may act"), "{said}");
@@ -205,7 +222,7 @@ async fn what_another_release_may_have(site: &Site) {
             notes.contains("It is not alone: quartermaster in quartermaster-system may act in the same"),
             "{notes}"
         );
-        assert!(notes.contains("The CRDs came with release quartermaster in quartermaster-system"), "{notes}");
+        assert!(notes.contains("The CRDs are left to another release, or to you: "), "{notes}");
         assert!(notes.contains(uninstall) && !notes.contains("--purge"), "{notes}");
     }
 
@@ -242,6 +259,9 @@ async fn an_install_for_some_namespaces() {
     let words =
         format!("leaderElection.id: Deployment {name} of this namespace has the Lease team, with which only one");
     assert!(!came && said.contains(&words), "{said}");
+    // One that acts without has none that would be in the way.
+    let alone = "crds.install=false,watchNamespaces={others},replicas=1,leaderElection.enabled=false";
+    site.done(&["install", "alone", CHART, "-n", "ops", "--set", alone]).await;
     site.done(&beside).await;
 
     let bed = Bed { plane: site.bed.plane.clone(), client: site.bed.client.clone(), namespace: "team".into() };
@@ -275,6 +295,33 @@ async fn an_install_for_some_namespaces() {
         let asked = ["auth", "can-i", "list", "pods", "-n", namespace, "--as", &account];
         let answer = site.bed.plane.run_kubectl(&asked, "").await;
         assert_eq!(answer.is_ok(), may, "{namespace}: {answer:?}");
+    }
+}
+
+/// Whoever may do all in one namespace, and nothing beside it, installs what acts there.
+#[tokio::test]
+async fn who_has_one_namespace_may_install_there() {
+    let Bed { plane, namespace, .. } = Bed::shared("tenant").await;
+    let (home, user) = (Folder::new().unwrap(), format!("tenant.{namespace}"));
+    let kubectl = async |arguments: &[&str]| plane.run_kubectl(arguments, "").await;
+    let admin = ["-n", &namespace, "create", "rolebinding", "tenant", "--clusterrole=admin", "--user", &user];
+    kubectl(&admin).await.unwrap();
+    until("they may", SOON, async || {
+        kubectl(&["-n", &namespace, "auth", "can-i", "create", "deployments", "--as", &user]).await.map(Some)
+    })
+    .await
+    .unwrap();
+    kubectl(&["auth", "can-i", "get", "crd", "--as", &user]).await.unwrap_err();
+    let values = format!(
+        "crds.install=false,rbac.create=false,rbac.people=false,admissionPolicies.enabled=false,watchNamespaces={{{namespace}}}"
+    );
+    for way in [
+        &["install", "team", CHART, "--set", &values][..],
+        &["upgrade", "team", CHART, "--set", &values],
+        &["uninstall", "team"],
+    ] {
+        let (done, said) = helm_on(&plane, &home, &[way, &["-n", &namespace, "--kube-as-user", &user]].concat()).await;
+        assert!(done, "{way:?}: {said}");
     }
 }
 

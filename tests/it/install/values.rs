@@ -122,9 +122,9 @@ async fn what_the_operator_exits_at_is_refused() {
         ("sharedSecrets=some", "/sharedSecrets", &["--shared-secrets=some"]),
         ("log.format=xml", "/log/format", &["--log-format=xml"]),
         (
-            "extraArgs={--metrics-secure=false}",
-            "--metrics-secure may be said once, and is already",
-            &["--metrics-secure", "--metrics-secure=false"],
+            "extraArgs={--metrics-bind-address=:1}",
+            "--metrics-bind-address may be said once, and is already",
+            &["--metrics-bind-address=:8443", "--metrics-bind-address=:1"],
         ),
     ] {
         let (done, said) = template(&["--set-string", value]).await;
@@ -154,10 +154,34 @@ async fn what_the_operator_takes_is_let_through() {
         "webhook.proxy=https://[fd00::1]",
         "webhook.denyCIDRs={0.0.0.0/0,10.0.0.1,255.255.255.255/32,fd00::/8,::/0,::1,::ffff:10.0.0.0/104,fe80::1/128}",
         &long,
-        "extraArgs={--controllers=contactpoint,--webhook-deny-cidr=10.0.0.0/8},webhook.denyCIDRs={fd00::/8},controllers={*,-myapp}",
+        "extraArgs={--webhook-deny-cidr=10.0.0.0/8},webhook.denyCIDRs={fd00::/8},controllers={*,-myapp}",
     ] {
         let args = args(value).await;
         assert_eq!(understood(&args), Ok(()), "{value}");
+    }
+}
+
+/// What the rights follow is set by its value alone: said by another way, the operator would start, and be refused what it asks for.
+#[tokio::test]
+async fn what_rights_follow_has_one_way() {
+    let command = Cli::command();
+    let run = command.find_subcommand("run").unwrap();
+    for (flag, value) in [
+        ("controllers", "controllers"),
+        ("leader-election-id", "leaderElection.id"),
+        ("metrics-secure", "metrics.secure"),
+        ("watch-namespace", "watchNamespaces"),
+    ] {
+        let variable = run.get_arguments().find(|it| it.get_long() == Some(flag)).unwrap().get_env().unwrap();
+        let (flag, variable) = (format!("--{flag}"), variable.to_str().unwrap());
+        for (said, what) in [
+            (format!("extraArgs={{--aws-timeout=30s,{flag}=x}}"), &*flag),
+            (format!("extraArgs={{{flag},x}}"), &flag),
+            (format!("extraEnv[0].name=A,extraEnv[1].name={variable}"), variable),
+        ] {
+            let (done, words) = template(&["--set", &said]).await;
+            assert!(!done && words.contains(&format!(": set {value} in place of {what}, for")), "{said}: {words}");
+        }
     }
 }
 
