@@ -22,11 +22,15 @@ pub struct Resources {
     pub limits: BTreeMap<String, Quantity>,
 }
 
+/// Of what is written as a text: Kubernetes' own, in the CRDs of others
+/// (<https://github.com/kubernetes-sigs/controller-tools/blob/main/pkg/crd/known_types.go>). A rule would be too dear.
+const QUANTITY: &str = r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$";
+
 /// Kubernetes' own describes its format at length at each place.
 fn quantities(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "object",
-        "additionalProperties": { "x-kubernetes-int-or-string": true, "maxLength": 64 },
+        "additionalProperties": { "x-kubernetes-int-or-string": true, "maxLength": 64, "pattern": QUANTITY },
         "maxProperties": 32,
     })
 }

@@ -42,7 +42,7 @@ pub const NAME: &str = "appservice";
 /// The kind.
 pub const KIND: Kind = Kind::of::<AppService>(
     NAME,
-    &["52e0535fb5828c49"],
+    &["d9a9eaa51cdf65bc"],
     Lends::Deployments,
     &[
         // Patched: the original program's annotation is taken away.

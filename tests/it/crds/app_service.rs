@@ -147,6 +147,9 @@ fn cases() -> Vec<Case> {
         (with("envFrom: [{configMapRef: c}]"), "spec.envFrom[0].configMapRef: |object"),
         // resources
         (with("resources: {requests: {cpu: 100m, memory: 1Gi}, limits: {cpu: 2, nvidia.com/gpu: 1}}"), ""),
+        (with("resources: {requests: {cpu: '0.5', memory: 1.5Gi, example.com/a: '1e3', example.com/b: '+1', example.com/c: 100u}}"), ""),
+        (with("resources: {requests: {memory: 256MB}}"), "spec.resources.requests.memory: |should match"),
+        (with("resources: {limits: {cpu: 1 core}}"), "spec.resources.limits.cpu: |should match"),
         (with("resources: {requests: {cpu: true}}"), "spec.resources.requests.cpu: |integer,string"),
         (with(&format!("resources: {{limits: {{cpu: {}}}}}", long(65))), "spec.resources.limits.cpu: |Too long"),
         (with(&format!("resources: {{limits: {{{}}}}}", (0..33).map(|n| format!("r{n}: 1")).collect::<Vec<_>>().join(", "))), "spec.resources.limits: |Too many"),
