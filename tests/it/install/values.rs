@@ -202,6 +202,7 @@ async fn what_is_no_value_is_refused() {
         ("extraEnv[0].name=A,extraEnv[0].value=true", "extraEnv"),
         ("networkPolicy.egress.to[0].ipBlock.cidr=10.0.0.1/32", "additional properties 'ipBlock' not allowed"),
         ("networkPolicy.egress.enabled=true", "networkPolicy.egress.to is empty: DNS alone would go out"),
+        ("metrics.enabled=false,metrics.dashboard.enabled=true", "metrics.dashboard.enabled is true, and there are no"),
         ("metrics.port=8081", "metrics.port and healthProbe.port are both 8081: give each a port of its own"),
     ] {
         let (done, said) = template(&["--set", value]).await;
