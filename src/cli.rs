@@ -81,7 +81,7 @@ pub enum Command {
         /// The shell
         shell: Shell,
     },
-    /// Print the CustomResourceDefinitions, such as: quartermaster crds | kubectl apply -f -
+    /// Print the CustomResourceDefinitions, such as: quartermaster crds | kubectl apply --server-side -f -
     Crds,
     /// Print the version
     Version,

@@ -73,7 +73,9 @@ fn missing(name: &str) -> Presence {
 
 fn judge(name: &str, crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &SchemaMark) -> Presence {
     match unlike(crd, ours) {
-        Some(what) => Presence::Absent(format!("CRD {name} {what} (quartermaster crds | kubectl apply -f -)")),
+        Some(what) => Presence::Absent(format!(
+            "CRD {name} {what} (quartermaster crds | kubectl apply --server-side --force-conflicts -f -)"
+        )),
         None => Presence::Present,
     }
 }

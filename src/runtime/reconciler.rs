@@ -15,7 +15,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
-use tracing::{Instrument, debug, error, info, warn};
+use tracing::{Instrument, debug, error, warn};
 
 use super::Key;
 use super::backoff::{Backoffs, Policy};
@@ -303,7 +303,7 @@ impl<R: Reconciler> Runner<R> {
                 (Reconciled::Error, Action::requeue(delay))
             }
             Class::Conflict => {
-                info!(error, "something came in between; the pass is done again");
+                debug!(error, "something came in between; the pass is done again");
                 (Reconciled::Requeue, Action::requeue(self.failed.next_delay(key)))
             }
         }

@@ -57,7 +57,7 @@ async fn crds_that_come_and_go() {
     // The original program's CRD prunes our fields: its objects are left alone.
     bed.apply(&crd(ORIGINAL, "trackedfields")).await;
     let words = "CRD trackedfields.tg.azamaton.ru is not this program's: install its CRDs \
-                 (quartermaster crds | kubectl apply -f -)";
+                 (quartermaster crds | kubectl apply --server-side --force-conflicts -f -)";
     readyz(&operator, &format!("[+]trackedfield absent: {words}")).await;
     bed.deployment("web", 3).await;
     until("the original's kind is served", SOON, async || {
@@ -87,7 +87,7 @@ async fn crds_that_come_and_go() {
     let ours_is = digest.split(": ").nth(1).unwrap().trim_matches(['"', '\'']);
     let words = format!(
         "CRD trackedfields.tg.azamaton.ru has schema 0123, not {ours_is}: install this version's CRDs (quartermaster \
-         crds | kubectl apply -f -)"
+         crds | kubectl apply --server-side --force-conflicts -f -)"
     );
     readyz(&operator, &format!("[+]trackedfield absent: {words}")).await;
 
