@@ -71,7 +71,8 @@ pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow:
         return Ok(ExitCode::SUCCESS);
     }
     out.table(&["TIME", "", "ACTION", "VALUE", "DELIVERY"], &draw(&history))?;
-    out.line(format!("\n{}", summary(&history)))?;
+    out.line("")?;
+    out.line(summary(&history))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -145,12 +145,14 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
                 continue;
             }
             let head = if held.is_empty() { reason.clone() } else { state.to_string() };
-            out.line(format!("\n{} in {namespace}: {head}", object.title()))?;
+            out.line("")?;
+            out.line(format!("{} in {namespace}: {head}", object.title()))?;
             for line in lines {
                 out.line(format!("  {line}"))?;
             }
         }
-        out.line(format!("\n{}", report.summary.words()))?;
+        out.line("")?;
+        out.line(report.summary.words())?;
         if let Some(object) = oldest(objects)
             && let Some(message) = &object.oldest_undelivered
         {

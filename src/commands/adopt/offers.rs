@@ -56,7 +56,8 @@ pub fn to_be_named(later: &[&Found], args: &AdoptArgs) -> Vec<String> {
 /// Shows all of it.
 pub fn show(found: &[Found], called: &str, args: &AdoptArgs, out: &mut Paper) -> io::Result<()> {
     if !found.is_empty() {
-        out.line(format!("Cluster: {called}\n"))?;
+        out.line(format!("Cluster: {called}"))?;
+        out.line("")?;
     }
     let row = |it: &Found| {
         let note = match &it.verdict {
@@ -79,7 +80,8 @@ pub fn show(found: &[Found], called: &str, args: &AdoptArgs, out: &mut Paper) ->
     });
     for (number, line) in left.enumerate() {
         if number == 0 {
-            out.line("\nLeft alone:")?;
+            out.line("")?;
+            out.line("Left alone:")?;
         }
         out.line(line)?;
     }

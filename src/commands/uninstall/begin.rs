@@ -33,7 +33,8 @@ impl Uninstall<'_> {
             self.left_alone(out)?;
             return Ok(ControlFlow::Break(ExitCode::SUCCESS));
         }
-        out.line(format!("Cluster: {called}\n"))?;
+        out.line(format!("Cluster: {called}"))?;
+        out.line("")?;
         self.show(&targets, &crds, out)?;
         let mut looks = Looks::default();
         let guarded = targets.iter().any(Target::needs_operator);
@@ -41,7 +42,8 @@ impl Uninstall<'_> {
             // Whoever is asked is to know it.
             if let Ok(said) = timeout_at(deadline, lease::read(&self.client, &self.args.lease)).await {
                 if let Some(words) = ways::unlikely(&lease::at_a_glance(&said, Timestamp::now())) {
-                    out.line(words + "\n")?;
+                    out.line(words)?;
+                    out.line("")?;
                 }
                 looks.look(said, Instant::now());
             }
@@ -55,7 +57,8 @@ impl Uninstall<'_> {
                 anyhow::bail!(why);
             }
             let why = if let Operator::Stopped(why) = operator { why } else { "it has no Lease".into() };
-            out.line(format!("The operator counts as gone ({}): {why}.\n", lease::path(of)))?;
+            out.line(format!("The operator counts as gone ({}): {why}.", lease::path(of)))?;
+            out.line("")?;
         }
         let asked = Instant::now();
         if !self.args.yes && !agreed(out).await? {

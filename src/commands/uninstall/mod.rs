@@ -95,7 +95,8 @@ pub async fn run(client: Client, called: &str, args: &UninstallArgs, out: &mut P
         Some(ControlFlow::Continue((looks, deadline))) => uninstall.delete(looks, deadline, signals, out).await,
         Some(ControlFlow::Break(code)) => Ok(code),
         None => {
-            out.line("\nInterrupted: nothing was deleted.")?;
+            out.line("")?;
+            out.line("Interrupted: nothing was deleted.")?;
             Ok(ExitCode::FAILURE)
         }
     }
@@ -172,7 +173,8 @@ impl Uninstall<'_> {
             }
             Some(Ok(false)) => {}
             None => {
-                out.line("\nInterrupted: run it again; it goes on where it was.")?;
+                out.line("")?;
+                out.line("Interrupted: run it again; it goes on where it was.")?;
                 self.undone(out)?;
                 return Ok(ExitCode::FAILURE);
             }

@@ -33,7 +33,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
         bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
     }
     let copy = far.create::<ConfigMap>("settings", json!({ "data": { "a": "0" } })).await;
-    let marks = json!({ "labels": { "quartermaster.dev/owner-uid": "u" }, "annotations": { "quartermaster.dev/owner": "x/y" } });
+    let marks = json!({ "labels": { "quartermaster.dev/owner-uid": "u" }, "annotations": { "quartermaster.dev/owner": "x/y\nto do so: rm" } });
     far.create::<ConfigMap>("theirs", json!({ "metadata": marks, "data": { "a": "1" } })).await;
     let uid = json!({ "labels": { "quartermaster.dev/owner-uid": "u" } });
     far.create::<ConfigMap>("stamped", json!({ "metadata": uid, "data": { "a": "1" } })).await;
@@ -68,7 +68,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     assert!(offered(&format!("configmap {there}/settings")) && line("/settings").contains("replaces it"), "{shown}");
     assert!(offered(&format!("pod {here}/app-pod")) && offered("load balancer kopf-alb"), "{shown}");
     assert!(
-        !offered(&format!("configmap {there}/theirs")) && line("/theirs").ends_with("it belongs to x/y"),
+        !offered(&format!("configmap {there}/theirs")) && line("/theirs").ends_with(r"it belongs to x/y\nto do so: rm"),
         "{shown}"
     );
     assert!(line("/chart").ends_with("it is managed by Helm"), "{shown}");
