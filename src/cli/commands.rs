@@ -122,7 +122,7 @@ pub struct Scope {
     #[command(flatten)]
     pub(crate) cluster: Cluster,
     /// Only what is in this namespace. Default: every namespace
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::namespace)]
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::one_namespace)]
     pub(crate) namespace: Option<String>,
     /// Every namespace, which is the default: for fingers that are used to kubectl
     #[arg(short = 'A', long, conflicts_with = "namespace")]
@@ -132,7 +132,7 @@ pub struct Scope {
 impl Scope {
     /// The namespace that is meant; none means every one.
     pub fn namespace(&self) -> Option<&str> {
-        self.namespace.as_deref().filter(|name| !name.is_empty())
+        self.namespace.as_deref()
     }
 }
 
@@ -234,7 +234,7 @@ pub struct HistoryArgs {
     #[command(flatten)]
     pub(crate) cluster: Cluster,
     /// Its namespace. Default: that of the kubeconfig's context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::namespace)]
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::one_namespace)]
     pub(crate) namespace: Option<String>,
     /// How it is printed
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
@@ -246,8 +246,8 @@ pub struct HistoryArgs {
 pub struct AdoptArgs {
     #[command(flatten)]
     pub(crate) scope: Scope,
-    /// The resources that are meant, such as cmsync/settings, myapp/web or mying/web. Default: all
-    #[arg(value_name = "KIND/NAME", value_parser = adopter)]
+    /// The resources of one namespace that are meant, such as cmsync/settings, myapp/web or mying/web. Default: all
+    #[arg(value_name = "KIND/NAME", value_parser = adopter, requires = "namespace")]
     pub(crate) resources: Vec<Named>,
     /// Hand over what is shown; what is overwritten or replaced by that only if its resource is named
     #[arg(short, long)]
@@ -383,6 +383,12 @@ mod tests {
     #[case(&["uninstall", "--purge", "-n", "shop"], false)]
     #[case(&["uninstall", "--timeout", "0s"], false)]
     #[case(&["history"], false)]
+    // A name is one of many namespaces', and each would be meant.
+    #[case(&["adopt", "myapp/web"], false)]
+    #[case(&["adopt", "-A", "myapp/web"], false)]
+    #[case(&["adopt", "-n", "", "myapp/web"], false)]
+    #[case(&["adopt", "-n", "shop", "myapp/web"], true)]
+    #[case(&["uninstall", "-n", "", "--yes"], false)]
     fn what_may_be_said(#[case] arguments: &[&str], #[case] good: bool) {
         // Whatever the program is called.
         for program in ["quartermaster", "/usr/local/bin/kubectl-quartermaster"] {
