@@ -11,6 +11,7 @@ use kube::core::ApiResource;
 
 use super::{LEASE, OPERATOR_NAMESPACE, value};
 use crate::api::{ConfigMapSync, MyApp, MyIngress, TrackedField};
+use crate::runtime::Key;
 
 const STATUS_AFTER_HELP: &str = "\
 STATE is Ready, NotReady (REASON says why, and the words stand below the table), Delivering (messages are on their way),
@@ -140,7 +141,8 @@ impl Scope {
 #[derive(Debug)]
 pub struct LeaseOf {
     flags: LeaseFlags,
-    said: bool,
+    said_namespace: bool,
+    said_name: bool,
 }
 
 #[derive(Debug, Args)]
@@ -158,24 +160,27 @@ struct LeaseFlags {
 impl LeaseOf {
     /// The namespace, if the user has said which. A variable says where to look, and no more: a Pod has it for itself.
     pub fn said_namespace(&self) -> Option<&str> {
-        Some(self.flags.operator_namespace.as_str()).filter(|name| self.said && !name.is_empty())
+        Some(self.flags.operator_namespace.as_str()).filter(|name| self.said_namespace && !name.is_empty())
     }
 
-    /// The namespace.
-    pub fn namespace(&self) -> &str {
-        Some(self.flags.operator_namespace.as_str()).filter(|name| !name.is_empty()).unwrap_or(OPERATOR_NAMESPACE)
+    /// The name, if the user has said it.
+    pub fn said_name(&self) -> Option<&str> {
+        Some(self.flags.leader_election_id.as_str()).filter(|_| self.said_name)
     }
 
-    /// The name.
-    pub fn name(&self) -> &str {
-        &self.flags.leader_election_id
+    /// Where it is.
+    pub fn key(&self) -> Key {
+        let LeaseFlags { operator_namespace, leader_election_id } = &self.flags;
+        let namespace = if operator_namespace.is_empty() { OPERATOR_NAMESPACE } else { operator_namespace };
+        Key::new(namespace, leader_election_id)
     }
 }
 
 impl FromArgMatches for LeaseOf {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let said = matches.value_source("operator_namespace") == Some(ValueSource::CommandLine);
-        Ok(Self { flags: LeaseFlags::from_arg_matches(matches)?, said })
+        let said = |flag| matches.value_source(flag) == Some(ValueSource::CommandLine);
+        let (said_namespace, said_name) = (said("operator_namespace"), said("leader_election_id"));
+        Ok(Self { flags: LeaseFlags::from_arg_matches(matches)?, said_namespace, said_name })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -271,8 +276,10 @@ pub struct UninstallArgs {
     /// Take the operator's finalizers away, because it is gone and does not come back
     ///
     /// What it would have taken away itself is left behind, and named: copies of ConfigMaps in other namespaces, load balancers
-    /// in AWS. Refused unless it is known that the operator does not run: nobody renews its Lease, or there is none in the
-    /// namespace that --operator-namespace says. One that runs without --leader-elect has none: stop it first.
+    /// in AWS. Refused unless it is known that the operator does not run: nobody renews its Lease, which is looked at for as
+    /// long as that is good, or there is none in the namespace that --operator-namespace says (nor any other that is renewed,
+    /// unless --leader-election-id says its name). Refused without -n while another operator's Lease is renewed. One that runs
+    /// without --leader-elect has none: stop it first.
     #[arg(long)]
     pub(crate) without_operator: bool,
     /// Do not ask

@@ -104,7 +104,7 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
     if seen.absent.len() == registry::KINDS.len() {
         objects::is_kubernetes(client).await?;
     }
-    let operator = lease::at_a_glance(&lease::read(client, &args.lease).await, Timestamp::now());
+    let operator = lease::at_a_glance(&lease::read(client, &args.lease.key()).await, Timestamp::now());
     Ok(report(operator, seen))
 }
 

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal as _};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
+use futures::join;
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -40,7 +41,7 @@ impl Uninstall<'_> {
         let guarded = targets.iter().any(Target::needs_operator);
         if guarded && !self.how.without_operator {
             // Whoever is asked is to know it.
-            if let Ok(said) = timeout_at(deadline, lease::read(&self.client, &self.args.lease)).await {
+            if let Ok(said) = timeout_at(deadline, lease::read(&self.client, &self.args.lease.key())).await {
                 if let Some(words) = ways::unlikely(&lease::at_a_glance(&said, Timestamp::now())) {
                     out.line(words)?;
                     out.line("")?;
@@ -49,15 +50,21 @@ impl Uninstall<'_> {
             }
         }
         if self.how.without_operator && !targets.is_empty() {
-            let of = &self.args.lease;
-            let Ok(operator) = timeout_at(deadline, looks.settle(&self.client, of, LOOK_EVERY)).await else {
+            let lease = self.args.lease.key();
+            let proof = async {
+                join!(looks.settle(&self.client, &lease, LOOK_EVERY), lease::others(&self.client, &lease, LOOK_EVERY))
+            };
+            let Ok((operator, others)) = timeout_at(deadline, proof).await else {
                 anyhow::bail!("within {timeout:?} it could not be told whether the operator runs: give --timeout more");
             };
-            if let Some(why) = ways::refusal(&operator, of) {
+            if let Some(why) = ways::refusal(&operator, &others, self.args) {
                 anyhow::bail!(why);
             }
             let why = if let Operator::Stopped(why) = operator { why } else { "it has no Lease".into() };
-            out.line(format!("The operator counts as gone ({}): {why}.", lease::path(of)))?;
+            out.line(format!("The operator counts as gone ({lease}): {why}."))?;
+            if let Some(words) = ways::neighbours(&others) {
+                out.line(words)?;
+            }
             out.line("")?;
         }
         let asked = Instant::now();

@@ -196,7 +196,7 @@ impl Uninstall<'_> {
         loop {
             let round = async {
                 // Before the objects: whoever is seen to act is waited for.
-                let operator = looks.look(lease::read(&self.client, &self.args.lease).await, Instant::now());
+                let operator = looks.look(lease::read(&self.client, &self.args.lease.key()).await, Instant::now());
                 let left = self.round(&operator).await?;
                 let crds = if left.seen == 0 { self.purge().await? } else { Vec::new() };
                 anyhow::Ok(Standing { left, crds, operator })
