@@ -70,7 +70,8 @@ Examples:
       The operator that ran there is gone, and resources stay Terminating: take its finalizers away. What it would have taken
       away itself is left behind, and named.
 
-Exit codes: 0 all is gone; 1 something is left, and is named with what holds it up; 2 usage, or nobody said yes.";
+Exit codes: 0 all is gone; 1 something is left, and is named with what holds it up; 2 usage, or nobody said yes, and nothing was
+done.";
 
 /// What people ask of a cluster.
 #[derive(Debug, Subcommand)]
@@ -110,7 +111,7 @@ impl Cluster {
 }
 
 /// A word as a shell reads it.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     if !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c)) {
         return word.to_owned();
     }
