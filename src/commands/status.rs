@@ -102,7 +102,8 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
         anyhow::bail!("the {name} could not be listed: {message}");
     }
     if seen.absent.len() == registry::KINDS.len() {
-        objects::is_kubernetes(client).await?;
+        let known = objects::is_kubernetes(client).await;
+        anyhow::ensure!(known.map_err(|error| anyhow::anyhow!(words(&error)))?, objects::NO_KUBERNETES);
     }
     let operator = lease::at_a_glance(&lease::read(client, &args.lease.key()).await, Timestamp::now());
     Ok(report(operator, seen))
@@ -182,8 +183,12 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
     };
     out.line(operator)?;
     for Without { name, message } in not_served {
-        let install = cluster.command("quartermaster crds | kubectl apply --server-side --force-conflicts -f -");
-        out.line(format!("Not served: {name} {message} ({install})"))?;
+        // It may be of the operator's version, which this program need not be: to replace it would be wrong then.
+        if report.operator.state == "Runs" {
+            out.line(format!("Served only by an operator of its version: {name} {message}"))?;
+        } else {
+            out.line(format!("Not served: {name} {message} ({})", cluster.command(objects::INSTALL)))?;
+        }
     }
     if !absent.is_empty() {
         let install = cluster.command("quartermaster crds | kubectl apply --server-side -f -");

@@ -53,6 +53,10 @@ impl Uninstall<'_> {
             out.line("")?;
             self.left_alone(out)?;
         }
+        if let Some(why) = &*self.unseen.borrow() {
+            out.line("")?;
+            out.line(format!("Some of this may be another program's: whose the CRDs are is not known: {why}"))?;
+        }
         out.line("")
     }
 
