@@ -253,7 +253,7 @@ pub struct AdoptArgs {
     #[command(flatten)]
     pub(crate) scope: Scope,
     /// The resources of one namespace that are meant, such as cmsync/settings, myapp/web or mying/web. Default: all
-    #[arg(value_name = "KIND/NAME", value_parser = adopter, requires = "namespace")]
+    #[arg(value_name = "KIND/NAME", value_parser = adopter, requires = "namespace", conflicts_with = "all_namespaces")]
     pub(crate) resources: Vec<Named>,
     /// Hand over what is shown; what is overwritten or replaced by that only if its resource is named
     #[arg(short, long)]

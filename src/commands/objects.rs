@@ -362,11 +362,11 @@ mod tests {
 
     #[rstest]
     #[case::it_says_so(200, r#"{"major":"1","minor":"36","gitVersion":"","gitCommit":"","gitTreeState":"","buildDate":"","goVersion":"","compiler":"","platform":""}"#, Some(true))]
-    #[case::it_may_not_be_asked(403, "{}", Some(true))]
+    #[case::it_may_not_be_asked(403, "forbidden", Some(true))]
     #[case::it_knows_nothing(404, "not found", Some(false))]
     #[case::it_says_something_else(200, "<html>", Some(false))]
-    #[case::nobody_is_logged_in(401, "{}", None)]
-    #[case::busy(429, "{}", None)]
+    #[case::nobody_is_logged_in(401, "unauthorized", None)]
+    #[case::busy(429, "busy", None)]
     #[case::away(503, "unavailable", None)]
     #[tokio::test]
     async fn only_what_has_no_version_is_no_kubernetes(
