@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::core::{ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::objects::pages;
 use super::paper::{span, stamp};
@@ -18,6 +18,8 @@ use crate::runtime::Key;
 const SKEW: Duration = Duration::from_secs(30);
 /// How long the next one may take to hold a Lease that was given back.
 const TAKEOVER: Duration = Duration::from_secs(5);
+/// How long another operator's Lease is looked at: one that is good for longer counts as renewed.
+const LONGEST: Duration = Duration::from_secs(30);
 /// Who writes an operator's Lease, as its `managedFields` have it: what its `User-Agent` begins with.
 const WRITER: &str = "quartermaster";
 
@@ -190,8 +192,8 @@ pub async fn others(client: &Client, but: &Key, every: Duration) -> Result<Vec<K
         Some(Key::of(&lease)).filter(|key| is_an_operators(&lease.metadata) && key != but)
     };
     let leases = pages(&all, other).await.map_err(|error| words(&error))?;
-    let may_run = async |lease: Key| match Looks::default().settle(client, &lease, every).await {
-        Operator::Stopped(_) | Operator::Absent(_) => None,
+    let may_run = async |lease: Key| match timeout(LONGEST, Looks::default().settle(client, &lease, every)).await {
+        Ok(Operator::Stopped(_) | Operator::Absent(_)) => None,
         _ => Some(lease),
     };
     Ok(join_all(leases.into_iter().flatten().map(may_run)).await.into_iter().flatten().collect())

@@ -5,7 +5,6 @@ use std::io::{self, IsTerminal as _};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-use futures::join;
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -53,14 +52,20 @@ impl Uninstall<'_> {
         if self.how.without_operator && !targets.is_empty() {
             let lease = self.args.lease.key();
             let proof = async {
-                join!(looks.settle(&self.client, &lease, LOOK_EVERY), lease::others(&self.client, &lease, LOOK_EVERY))
+                let operator = looks.settle(&self.client, &lease, LOOK_EVERY).await;
+                if let Some(why) = ways::unproved(&operator, &self.args.lease) {
+                    anyhow::bail!(why);
+                }
+                let others = lease::others(&self.client, &lease, LOOK_EVERY).await;
+                if let Some(why) = ways::beside(&operator, &others, self.args) {
+                    anyhow::bail!(why);
+                }
+                Ok((operator, others))
             };
-            let Ok((operator, others)) = timeout_at(deadline, proof).await else {
+            let Ok(proof) = timeout_at(deadline, proof).await else {
                 anyhow::bail!("within {timeout:?} it could not be told whether the operator runs: give --timeout more");
             };
-            if let Some(why) = ways::refusal(&operator, &others, self.args) {
-                anyhow::bail!(why);
-            }
+            let (operator, others) = proof?;
             let why = if let Operator::Stopped(why) = operator { why } else { "it has no Lease".into() };
             out.line(format!("The operator counts as gone ({lease}): {why}."))?;
             if let Some(words) = ways::neighbours(&others) {

@@ -7,6 +7,9 @@ use crate::commands::lease::{self, Operator};
 use crate::controllers::my_ingress;
 use crate::runtime::Key;
 
+const UNKNOWN: &str =
+    "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
+
 /// The ways out for all that is left, each once.
 pub fn ways_out(left: &[Target], operator: &Operator, args: &UninstallArgs) -> Vec<String> {
     let UninstallArgs { scope, lease, .. } = args;
@@ -71,53 +74,45 @@ pub fn unlikely(operator: &Operator) -> Option<String> {
     }
 }
 
-/// Why `--without-operator` is refused, if it is: only one that is known not to run is done without, and nobody else's objects
-/// lose their finalizers by that. `others`: the Leases of other operators that run, or why these are not known.
-pub fn refusal(operator: &Operator, others: &Result<Vec<Key>, String>, args: &UninstallArgs) -> Option<String> {
-    unproved(operator, others, &args.lease).or_else(|| match (args.scope.namespace(), others) {
-        (Some(_), _) => None,
-        (None, Ok(others)) if others.is_empty() => None,
-        (None, Ok(others)) => Some(format!(
-            "another operator runs ({}), and its objects would lose their finalizers, too: say -n NAMESPACE, for each namespace \
-             of the one that is gone",
-            leases(others)
-        )),
-        (None, Err(why)) => Some(format!(
-            "whether another operator runs is not known, and its objects would lose their finalizers, too: {why}. Run it as \
-             somebody who may list Leases, or say -n NAMESPACE, for each namespace of the one that is gone"
-        )),
-    })
-}
-
-fn unproved(operator: &Operator, others: &Result<Vec<Key>, String>, lease: &LeaseOf) -> Option<String> {
+/// Why `--without-operator` is refused whatever else runs, if it is: only an operator that is known not to run is done without.
+pub fn unproved(operator: &Operator, lease: &LeaseOf) -> Option<String> {
     let path = lease.key();
-    let unknown = "--without-operator is for an operator that is known to be gone, and whether it runs is not known";
-    let name = "Say its name, too, and that there is no Lease counts as its end: --leader-election-id=NAME";
     match operator {
         Operator::Stopped(_) => None,
         Operator::Runs(holder) | Operator::Late(holder, _) | Operator::NotYet(holder) => Some(format!(
             "the operator runs ({holder} holds Lease {path}), and takes away what is its own: leave --without-operator out, or \
              stop it first"
         )),
-        Operator::Absent(_) if lease.said_namespace().is_none() => Some(format!(
-            "{unknown}: there is no Lease {path}, but it may have run elsewhere. Say where it ran, and that there is no Lease counts \
+        Operator::Absent(_) if lease.said_namespace().is_some() => None,
+        Operator::Absent(_) => Some(format!(
+            "{UNKNOWN}: there is no Lease {path}, but it may have run elsewhere. Say where it ran, and that there is no Lease counts \
              as its end: --operator-namespace=NAMESPACE (and --leader-election-id=NAME, where it had another one)"
         )),
-        Operator::Absent(_) if lease.said_name().is_some() => None,
-        // It may be that one, under a name that nobody has thought of.
-        Operator::Absent(_) => match others {
-            Ok(others) if others.is_empty() => None,
-            Ok(others) => Some(format!(
-                "{unknown}: there is no Lease {path}, but another is renewed ({}). {name}",
-                leases(others)
-            )),
-            Err(why) => Some(format!(
-                "{unknown}: there is no Lease {path}, and whether another is renewed is not known: {why}. {name}"
-            )),
-        },
-        Operator::Unread(why) => Some(format!("{unknown}: {why}. Run it again")),
-        Operator::Unknown(why) => Some(format!("{unknown}: {why}. Run it as somebody who may")),
+        Operator::Unread(why) => Some(format!("{UNKNOWN}: {why}. Run it again")),
+        Operator::Unknown(why) => Some(format!("{UNKNOWN}: {why}. Run it as somebody who may")),
     }
+}
+
+/// Why it is refused beside `others`, the Leases of other operators that run or why these are not known: one of them may be the
+/// one that is said to be gone, and nobody else's objects are to lose their finalizers.
+pub fn beside(operator: &Operator, others: &Result<Vec<Key>, String>, args: &UninstallArgs) -> Option<String> {
+    let others = match others {
+        Ok(others) if others.is_empty() => return None,
+        Ok(others) => format!("another operator runs ({})", leases(others)),
+        Err(why) => format!("whether another operator runs is not known ({why})"),
+    };
+    if matches!(operator, Operator::Absent(_)) && args.lease.said_name().is_none() {
+        return Some(format!(
+            "{UNKNOWN}: there is no Lease {}, but {others}, which may be that one. Say its name, too, and that there is no Lease \
+             counts as its end: --leader-election-id=NAME",
+            args.lease.key()
+        ));
+    }
+    args.scope.namespace().is_none().then(|| {
+        format!(
+            "{others}, and its objects would lose their finalizers, too: say -n NAMESPACE, for each namespace of the one that is gone"
+        )
+    })
 }
 
 /// What is to be known of other operators before anything is deleted.
@@ -202,7 +197,7 @@ mod tests {
         #[case] flags: &[&str],
         #[case] why: Option<&str>,
     ) {
-        let came = refusal(&operator, &Ok(Vec::new()), &args(flags));
+        let came = unproved(&operator, &args(flags).lease);
         assert_eq!(came.is_some(), why.is_some(), "{came:?}");
         assert!(came.unwrap_or_default().contains(why.unwrap_or_default()));
     }
@@ -221,16 +216,16 @@ mod tests {
         #[case] flags: &[&str],
         #[case] why: Option<&str>,
     ) {
-        for (others, of) in
-            [(Ok(vec![Key::new("b", "c")]), "(Lease b/c)"), (Err("you may not".into()), ": you may not.")]
+        for (others, of) in [(Ok(vec![Key::new("b", "c")]), "(Lease b/c)"), (Err("you may not".into()), "you may not")]
         {
-            let came = refusal(&gone, &others, &args(flags));
+            assert_eq!(unproved(&gone, &args(flags).lease), None);
+            let came = beside(&gone, &others, &args(flags));
             assert_eq!(came.is_some(), why.is_some(), "{came:?}");
             if let (Some(came), Some(why)) = (came, why) {
                 assert!(came.contains(why) && came.contains(of), "{came}");
             }
-            assert!(neighbours(&others).unwrap().contains(of.trim_end_matches('.')));
+            assert!(neighbours(&others).unwrap().contains(of));
         }
-        assert_eq!(neighbours(&Ok(Vec::new())), None);
+        assert_eq!((neighbours(&Ok(Vec::new())), beside(&gone, &Ok(Vec::new()), &args(flags))), (None, None));
     }
 }

@@ -140,7 +140,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     assert!(said.contains("it may have run elsewhere") && said.contains("--operator-namespace=NAMESPACE"), "{said}");
     let here = ["-n", &scene.bed.namespace, "--operator-namespace=quartermaster-system"];
     let said = run.ends(1, &[&["uninstall", "--without-operator", "--yes"], &here[..]].concat()).await;
-    let words = format!("there is no Lease {SYSTEM}/quartermaster, but another is renewed (Lease {SYSTEM}/other)");
+    let words = format!("there is no Lease {SYSTEM}/quartermaster, but another operator runs (Lease {SYSTEM}/other)");
     assert!(said.contains(&words) && said.contains("--leader-election-id=NAME"), "{said}");
     drop(other);
     scene.bed.plane.run_kubectl(&["delete", "lease", "other", "-n", SYSTEM], "").await.unwrap();
