@@ -167,22 +167,22 @@ mod tests {
     #[case::going(json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }), Verdict::Leave("it is being deleted".into()))]
     fn whose_it_is(#[case] metadata: Value, #[case] verdict: Verdict) {
         let live = map(&metadata, &json!({ "k": "v" }));
-        assert_eq!(copied(&live, Ok(Some(map(&json!({}), &json!({ "k": "v" })))), &json!({})), verdict);
+        assert_eq!(copied(&live, &Ok(Some(map(&json!({}), &json!({ "k": "v" })))), &json!({})), verdict);
     }
 
-    fn copied(live: &ConfigMap, source: Source, spec: &Value) -> Verdict {
-        copy(&owner(), &from_value(spec.clone()).unwrap(), live, &source, |_| true)
+    fn copied(live: &ConfigMap, source: &Source, spec: &Value) -> Verdict {
+        copy(&owner(), &from_value(spec.clone()).unwrap(), live, source, |_| true)
     }
 
     #[test]
     fn what_its_source_is_not_known_to_leave_as_it_is_is_not_offered() {
         let live = map(&json!({}), &json!({ "k": "v" }));
-        let Verdict::Offer(note) = copied(&live, Ok(None), &json!({})) else { panic!() };
+        let Verdict::Offer(note) = copied(&live, &Ok(None), &json!({})) else { panic!() };
         assert!(note.contains("does not exist"), "{note}");
         let words = "its source could not be read, and may replace it: you may not";
-        assert_eq!(copied(&live, Err("you may not".into()), &json!({})), Verdict::Unsure(words.into()));
+        assert_eq!(copied(&live, &Err("you may not".into()), &json!({})), Verdict::Unsure(words.into()));
         let helm = map(&json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } }), &json!({}));
-        assert!(matches!(copied(&helm, Err("you may not".into()), &json!({})), Verdict::Leave(_)));
+        assert!(matches!(copied(&helm, &Err("you may not".into()), &json!({})), Verdict::Leave(_)));
     }
 
     /// The controller decides by the same step.
@@ -206,7 +206,7 @@ mod tests {
             map.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             from_value(map).unwrap()
         };
-        let verdict = copied(&map(&live), Ok(Some(map(&source))), &spec);
+        let verdict = copied(&map(&live), &Ok(Some(map(&source))), &spec);
         match &verdict {
             Verdict::Offer(note) if words == "as its source" => assert_eq!(note, words),
             Verdict::Replace(note) => assert!(note.ends_with(words), "{note}"),
