@@ -73,9 +73,14 @@ manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, d
 install: ## Install the CRDs into the current cluster
 	$(KUBECTL) apply -f config/crd/bases
 
+# The names of the CRDs with this program's mark.
+marked = {{range .items}}{{if .metadata.annotations}}{{if index .metadata.annotations "quartermaster.dev/schema"}}{{.metadata.name}} {{end}}{{end}}{{end}}
+
 uninstall: ## Remove the CRDs from the current cluster, and every object of their kinds
 	@bash hack/guarded.sh "make uninstall" $(KUBECTL)
-	$(KUBECTL) delete --ignore-not-found -f config/crd/bases
+	@# Whatever they are called: another program's, of the same names, have no mark.
+	@crds=$$($(KUBECTL) get customresourcedefinitions -o go-template='$(marked)') && [ -z "$$crds" ] || \
+	  $(KUBECTL) delete --ignore-not-found customresourcedefinitions $$crds
 
 # config/default with the image in place: nothing in the tree is changed for it.
 manifest = $(KUBECTL) kustomize config/default | sed 's|image: $(PLACEHOLDER)$$|image: $(IMG)|'

@@ -11,6 +11,7 @@ use kube::core::ApiResource;
 
 use super::{LEASE, OPERATOR_NAMESPACE, value};
 use crate::api::{ConfigMapSync, MyApp, MyIngress, TrackedField};
+use crate::runtime::Key;
 
 const STATUS_AFTER_HELP: &str = "\
 STATE is Ready, NotReady (REASON says why, and the words stand below the table), Delivering (messages are on their way),
@@ -69,7 +70,8 @@ Examples:
       The operator that ran there is gone, and resources stay Terminating: take its finalizers away. What it would have taken
       away itself is left behind, and named.
 
-Exit codes: 0 all is gone; 1 something is left, and is named with what holds it up; 2 usage, or nobody said yes.";
+Exit codes: 0 all is gone; 1 something is left, and is named with what holds it up; 2 usage, or nobody said yes, and nothing was
+done.";
 
 /// What people ask of a cluster.
 #[derive(Debug, Subcommand)]
@@ -109,7 +111,7 @@ impl Cluster {
 }
 
 /// A word as a shell reads it.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     if !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c)) {
         return word.to_owned();
     }
@@ -122,7 +124,7 @@ pub struct Scope {
     #[command(flatten)]
     pub(crate) cluster: Cluster,
     /// Only what is in this namespace. Default: every namespace
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::namespace)]
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::one_namespace)]
     pub(crate) namespace: Option<String>,
     /// Every namespace, which is the default: for fingers that are used to kubectl
     #[arg(short = 'A', long, conflicts_with = "namespace")]
@@ -132,7 +134,7 @@ pub struct Scope {
 impl Scope {
     /// The namespace that is meant; none means every one.
     pub fn namespace(&self) -> Option<&str> {
-        self.namespace.as_deref().filter(|name| !name.is_empty())
+        self.namespace.as_deref()
     }
 }
 
@@ -140,7 +142,8 @@ impl Scope {
 #[derive(Debug)]
 pub struct LeaseOf {
     flags: LeaseFlags,
-    said: bool,
+    said_namespace: bool,
+    said_name: bool,
 }
 
 #[derive(Debug, Args)]
@@ -158,24 +161,27 @@ struct LeaseFlags {
 impl LeaseOf {
     /// The namespace, if the user has said which. A variable says where to look, and no more: a Pod has it for itself.
     pub fn said_namespace(&self) -> Option<&str> {
-        Some(self.flags.operator_namespace.as_str()).filter(|name| self.said && !name.is_empty())
+        Some(self.flags.operator_namespace.as_str()).filter(|name| self.said_namespace && !name.is_empty())
     }
 
-    /// The namespace.
-    pub fn namespace(&self) -> &str {
-        Some(self.flags.operator_namespace.as_str()).filter(|name| !name.is_empty()).unwrap_or(OPERATOR_NAMESPACE)
+    /// The name, if the user has said it.
+    pub fn said_name(&self) -> Option<&str> {
+        Some(self.flags.leader_election_id.as_str()).filter(|_| self.said_name)
     }
 
-    /// The name.
-    pub fn name(&self) -> &str {
-        &self.flags.leader_election_id
+    /// Where it is.
+    pub fn key(&self) -> Key {
+        let LeaseFlags { operator_namespace, leader_election_id } = &self.flags;
+        let namespace = if operator_namespace.is_empty() { OPERATOR_NAMESPACE } else { operator_namespace };
+        Key::new(namespace, leader_election_id)
     }
 }
 
 impl FromArgMatches for LeaseOf {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let said = matches.value_source("operator_namespace") == Some(ValueSource::CommandLine);
-        Ok(Self { flags: LeaseFlags::from_arg_matches(matches)?, said })
+        let said = |flag| matches.value_source(flag) == Some(ValueSource::CommandLine);
+        let (said_namespace, said_name) = (said("operator_namespace"), said("leader_election_id"));
+        Ok(Self { flags: LeaseFlags::from_arg_matches(matches)?, said_namespace, said_name })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -234,7 +240,7 @@ pub struct HistoryArgs {
     #[command(flatten)]
     pub(crate) cluster: Cluster,
     /// Its namespace. Default: that of the kubeconfig's context
-    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::namespace)]
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = value::one_namespace)]
     pub(crate) namespace: Option<String>,
     /// How it is printed
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
@@ -246,8 +252,8 @@ pub struct HistoryArgs {
 pub struct AdoptArgs {
     #[command(flatten)]
     pub(crate) scope: Scope,
-    /// The resources that are meant, such as cmsync/settings, myapp/web or mying/web. Default: all
-    #[arg(value_name = "KIND/NAME", value_parser = adopter)]
+    /// The resources of one namespace that are meant, such as cmsync/settings, myapp/web or mying/web. Default: all
+    #[arg(value_name = "KIND/NAME", value_parser = adopter, requires = "namespace", conflicts_with = "all_namespaces")]
     pub(crate) resources: Vec<Named>,
     /// Hand over what is shown; what is overwritten or replaced by that only if its resource is named
     #[arg(short, long)]
@@ -271,8 +277,10 @@ pub struct UninstallArgs {
     /// Take the operator's finalizers away, because it is gone and does not come back
     ///
     /// What it would have taken away itself is left behind, and named: copies of ConfigMaps in other namespaces, load balancers
-    /// in AWS. Refused unless it is known that the operator does not run: nobody renews its Lease, or there is none in the
-    /// namespace that --operator-namespace says. One that runs without --leader-elect has none: stop it first.
+    /// in AWS. Refused unless it is known that the operator does not run: nobody renews its Lease, which is looked at for as
+    /// long as that is good, or there is none in the namespace that --operator-namespace says (nor any other that is renewed,
+    /// unless --leader-election-id says its name). Refused without -n while another operator's Lease is renewed. One that runs
+    /// without --leader-elect has none: stop it first.
     #[arg(long)]
     pub(crate) without_operator: bool,
     /// Do not ask
@@ -383,6 +391,12 @@ mod tests {
     #[case(&["uninstall", "--purge", "-n", "shop"], false)]
     #[case(&["uninstall", "--timeout", "0s"], false)]
     #[case(&["history"], false)]
+    // A name is one of many namespaces', and each would be meant.
+    #[case(&["adopt", "myapp/web"], false)]
+    #[case(&["adopt", "-A", "myapp/web"], false)]
+    #[case(&["adopt", "-n", "", "myapp/web"], false)]
+    #[case(&["adopt", "-n", "shop", "myapp/web"], true)]
+    #[case(&["uninstall", "-n", "", "--yes"], false)]
     fn what_may_be_said(#[case] arguments: &[&str], #[case] good: bool) {
         // Whatever the program is called.
         for program in ["quartermaster", "/usr/local/bin/kubectl-quartermaster"] {

@@ -76,6 +76,11 @@ pub(super) fn namespace(text: &str) -> Result<String, String> {
     }
 }
 
+/// The same of one that somebody names: what is set to nothing would mean every namespace.
+pub(super) fn one_namespace(text: &str) -> Result<String, String> {
+    namespace(text).and_then(|name| if name.is_empty() { Err("write a namespace's name".into()) } else { Ok(name) })
+}
+
 /// A Lease's name: an RFC 1123 subdomain
 /// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#dns-subdomain-names>).
 pub(super) fn lease(text: &str) -> Result<String, String> {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::fault::Fault;
+use crate::cli::commands::quoted;
 
 pub mod action;
 pub mod elb;
@@ -65,7 +66,7 @@ pub fn region_of(arn: &str) -> Option<&str> {
 
 /// The words that a command to change a balancer begins with, for whoever's own default is another region.
 pub fn command(arn: &str) -> String {
-    region_of(arn).map_or_else(|| "aws elbv2".into(), |region| format!("aws --region {region} elbv2"))
+    region_of(arn).map_or_else(|| "aws elbv2".into(), |region| format!("aws --region {} elbv2", quoted(region)))
 }
 
 /// What a balancer is to be.

@@ -23,8 +23,7 @@ const SHOWN: usize = 60;
 /// # Errors
 /// There is none of that name, or the cluster cannot be asked.
 pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
-    let namespace = args.namespace.as_deref().filter(|name| !name.is_empty());
-    let namespace = namespace.unwrap_or_else(|| client.default_namespace()).to_owned();
+    let namespace = args.namespace.as_deref().unwrap_or_else(|| client.default_namespace()).to_owned();
     let api: Api<TrackedField> = Api::namespaced(client, &namespace);
     let field = match api.get(&args.name).await {
         Ok(field) => field,
@@ -71,7 +70,8 @@ pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow:
         return Ok(ExitCode::SUCCESS);
     }
     out.table(&["TIME", "", "ACTION", "VALUE", "DELIVERY"], &draw(&history))?;
-    out.line(format!("\n{}", summary(&history)))?;
+    out.line("")?;
+    out.line(summary(&history))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -2,17 +2,26 @@
 
 use std::time::Duration;
 
+use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
+use kube::core::{ObjectMeta, PartialObjectMeta};
 use kube::{Api, Client};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
+use super::objects::pages;
 use super::paper::{span, stamp};
 use super::{is, words};
-use crate::cli::commands::LeaseOf;
+use crate::runtime::Key;
 
 /// By how much this machine's clock may differ from the cluster's.
 const SKEW: Duration = Duration::from_secs(30);
+/// How long the next one may take to hold a Lease that was given back.
+const TAKEOVER: Duration = Duration::from_secs(5);
+/// How long another operator's Lease is looked at: one that is good for longer counts as renewed.
+const LONGEST: Duration = Duration::from_secs(30);
+/// Who writes an operator's Lease, as its `managedFields` have it: what its `User-Agent` begins with.
+const WRITER: &str = "quartermaster";
 
 /// What is known of the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +32,7 @@ pub enum Operator {
     Late(String, Timestamp),
     /// Nobody acts, and why that is known.
     Stopped(String),
-    /// Who holds its Lease, of which it is not known yet whether they renew it.
+    /// Who holds its Lease, of which it is not known yet whether they renew it; empty: nobody, so far.
     NotYet(String),
     /// There is no Lease, in words.
     Absent(String),
@@ -65,21 +74,15 @@ pub enum Said {
     Forbidden(String),
 }
 
-/// `NAMESPACE/NAME`.
-pub fn path(of: &LeaseOf) -> String {
-    format!("{}/{}", of.namespace(), of.name())
-}
-
 /// Reads the Lease.
-pub async fn read(client: &Client, of: &LeaseOf) -> Said {
-    let api: Api<Lease> = Api::namespaced(client.clone(), of.namespace());
-    let spec = match api.get_opt(of.name()).await {
+pub async fn read(client: &Client, lease: &Key) -> Said {
+    let api: Api<Lease> = Api::namespaced(client.clone(), &lease.namespace);
+    let spec = match api.get_opt(&lease.name).await {
         Ok(Some(lease)) => lease.spec.unwrap_or_default(),
         Ok(None) => {
             return Said::Absent(format!(
-                "there is no Lease {}: it runs without --leader-elect, elsewhere (--operator-namespace, --leader-election-id), \
-                 or not at all",
-                path(of)
+                "there is no Lease {lease}: it runs without --leader-elect, elsewhere (--operator-namespace, --leader-election-id), \
+                 or not at all"
             ));
         }
         Err(error) if is(&error, 403) => {
@@ -150,7 +153,14 @@ impl Looks {
             Said::Absent(why) => Operator::Absent(why),
             Said::Failed(why) => Operator::Unread(why),
             Said::Forbidden(why) => Operator::Unknown(why),
-            Said::Lease { holder, .. } if holder.is_empty() => nobody(),
+            // It is so at every handover.
+            Said::Lease { holder, duration, .. } if holder.is_empty() => {
+                if since > duration + TAKEOVER {
+                    nobody()
+                } else {
+                    Operator::NotYet(holder)
+                }
+            }
             // It may have been silent for long before the first look.
             Said::Lease { holder, duration, renewed } if since > duration => Operator::Stopped(match renewed {
                 Some(renewed) => silent(&holder, renewed),
@@ -161,15 +171,37 @@ impl Looks {
         }
     }
 
-    /// Looks until it is known whether somebody renews it: at most for as long as the Lease is good.
-    pub async fn settle(&mut self, client: &Client, of: &LeaseOf, every: Duration) -> Operator {
+    /// Looks until it is known whether somebody renews it: little longer than the Lease is good.
+    pub async fn settle(&mut self, client: &Client, lease: &Key, every: Duration) -> Operator {
         loop {
-            match self.look(read(client, of).await, Instant::now()) {
+            match self.look(read(client, lease).await, Instant::now()) {
                 Operator::NotYet(_) => tokio::time::sleep(every).await,
                 known => return known,
             }
         }
     }
+}
+
+/// The Leases but this one that other operators renew, or may, wherever they are.
+///
+/// # Errors
+/// They could not be listed, in words.
+pub async fn others(client: &Client, but: &Key, every: Duration) -> Result<Vec<Key>, String> {
+    let all: Api<PartialObjectMeta<Lease>> = Api::all(client.clone());
+    let other = |lease: PartialObjectMeta<Lease>| {
+        Some(Key::of(&lease)).filter(|key| is_an_operators(&lease.metadata) && key != but)
+    };
+    let leases = pages(&all, other).await.map_err(|error| words(&error))?;
+    let may_run = async |lease: Key| match timeout(LONGEST, Looks::default().settle(client, &lease, every)).await {
+        Ok(Operator::Stopped(_) | Operator::Absent(_)) => None,
+        _ => Some(lease),
+    };
+    Ok(join_all(leases.into_iter().flatten().map(may_run)).await.into_iter().flatten().collect())
+}
+
+/// Whether an operator wrote this Lease, whatever it is called.
+fn is_an_operators(metadata: &ObjectMeta) -> bool {
+    metadata.managed_fields.iter().flatten().any(|entry| entry.manager.as_deref() == Some(WRITER))
 }
 
 #[cfg(test)]
@@ -211,7 +243,21 @@ mod tests {
         assert!(looks.look(lease("b", 6), after(11)).runs());
         assert!(looks.look(lease("b", 6), after(19)).runs());
         assert!(matches!(looks.look(lease("b", 6), after(21)), Operator::Stopped(_)));
-        assert!(matches!(looks.look(lease("", 6), after(22)), Operator::Stopped(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_nobody_holds_it_at_a_handover_proves_nothing() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let vacant = || Operator::NotYet(String::new());
+        let mut looks = Looks::default();
+        assert_eq!(looks.look(lease("", 5), after(0)), vacant());
+        assert_eq!(looks.look(lease("", 5), after(14)), vacant());
+        assert!(looks.look(lease("b", 6), after(14)).runs());
+        // Nor is it a holder that nobody is seen to come after one who was.
+        assert_eq!(looks.look(lease("", 7), after(15)), vacant());
+        assert_eq!(looks.look(lease("", 7), after(29)), vacant());
+        assert_eq!(looks.look(lease("", 7), after(30)), nobody());
     }
 
     #[tokio::test(start_paused = true)]

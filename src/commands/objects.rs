@@ -10,8 +10,8 @@ use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::is;
 use super::paper::Ink;
-use super::{is, words};
 use crate::api::kind::Kind;
 use crate::api::standing::{self, Ready};
 use crate::api::tracked_field::{Delivery, Entry, History};
@@ -21,6 +21,10 @@ use crate::runtime::conditions::READY;
 
 /// How many objects a list holds at once.
 pub const PAGE: u32 = 500;
+/// What something that is no apiserver is told to be.
+pub const NO_KUBERNETES: &str = "this is no apiserver of Kubernetes: it tells no version";
+/// Has this version's CRDs take the place of those that are there.
+pub const INSTALL: &str = "quartermaster crds | kubectl apply --server-side --force-conflicts -f -";
 /// The reason of every kind's condition while `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
 
@@ -284,16 +288,16 @@ pub async fn crd(client: &Client, kind: &Kind) -> kube::Result<Option<PartialObj
     }
 }
 
-/// Something that is no apiserver knows none of our kinds either.
+/// Whether it is an apiserver: something else knows none of our kinds either.
 ///
 /// # Errors
-/// It is none.
-pub async fn is_kubernetes(client: &Client) -> anyhow::Result<()> {
+/// It cannot be asked now.
+pub async fn is_kubernetes(client: &Client) -> kube::Result<bool> {
     match client.apiserver_version().await {
-        Err(error) if !is(&error, 403) => {
-            anyhow::bail!("this is no apiserver of Kubernetes: it tells no version: {}", words(&error))
-        }
-        _ => Ok(()),
+        Ok(_) => Ok(true),
+        Err(error) if is(&error, 403) => Ok(true),
+        Err(error) if is(&error, 404) || matches!(error, kube::Error::SerdeError(_)) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -354,6 +358,27 @@ mod tests {
     fn how_it_stands(#[case] controller: &str, #[case] more: Value, #[case] state: State, #[case] reason: &str) {
         let object = object(controller, &more);
         assert_eq!((object.state, object.reason.as_str()), (state, reason), "{object:?}");
+    }
+
+    #[rstest]
+    #[case::it_says_so(200, r#"{"major":"1","minor":"36","gitVersion":"","gitCommit":"","gitTreeState":"","buildDate":"","goVersion":"","compiler":"","platform":""}"#, Some(true))]
+    #[case::it_may_not_be_asked(403, "forbidden", Some(true))]
+    #[case::it_knows_nothing(404, "not found", Some(false))]
+    #[case::it_says_something_else(200, "<html>", Some(false))]
+    #[case::nobody_is_logged_in(401, "unauthorized", None)]
+    #[case::busy(429, "busy", None)]
+    #[case::away(503, "unavailable", None)]
+    #[tokio::test]
+    async fn only_what_has_no_version_is_no_kubernetes(
+        #[case] code: u16,
+        #[case] body: &'static str,
+        #[case] is: Option<bool>,
+    ) {
+        let answer = tower::service_fn(move |_: http::Request<kube::client::Body>| async move {
+            let body = kube::client::Body::from(body.as_bytes().to_vec());
+            Ok::<_, std::convert::Infallible>(http::Response::builder().status(code).body(body).unwrap())
+        });
+        assert_eq!(is_kubernetes(&Client::new(answer, "default")).await.ok(), is);
     }
 
     #[test]

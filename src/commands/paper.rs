@@ -82,12 +82,12 @@ impl Paper {
         self.terminal
     }
 
-    /// One line, or several.
+    /// One line, whatever stands in it: a line of its own in what the cluster says would pass for one of this program's.
     ///
     /// # Errors
     /// It cannot be written.
     pub fn line(&mut self, text: impl AsRef<str>) -> io::Result<()> {
-        self.raw(&text.as_ref().split('\n').map(|line| harmless(line) + "\n").collect::<String>())
+        self.raw(&(harmless(text.as_ref()) + "\n"))
     }
 
     /// A table: its columns are as wide as their widest cell, the last one as it comes.
@@ -170,8 +170,8 @@ fn harmless_json(text: &str) -> String {
 
 fn escaped(text: &str, escape: impl Fn(char, &mut String)) -> String {
     text.chars().fold(String::new(), |mut shown, c| {
-        // What turns the direction of writing, or has no width, hides what stands there.
-        let hides = matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        // What turns the direction of writing, separates lines, or has no width, hides what stands there.
+        let hides = matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
         if c.is_control() || hides {
             escape(c, &mut shown);
         } else {
@@ -211,6 +211,8 @@ pub fn count(number: usize, one: &str, several: &str) -> String {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use std::sync::{Arc, Mutex};
+
     use rstest::rstest;
 
     use super::*;
@@ -232,6 +234,27 @@ mod tests {
         assert_eq!(harmless("ng\u{200b}inx\u{feff}"), "ng\\u{200b}inx\\u{feff}");
         let row = [vec![Cell::from("\u{1b}[31m")]];
         assert!(!draw(&["A"], &row, false).contains('\u{1b}'));
+    }
+
+    #[test]
+    fn nor_does_it_make_a_line_of_its_own() {
+        #[derive(Clone, Default)]
+        struct Kept(Arc<Mutex<Vec<u8>>>);
+        impl Write for Kept {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().write(bytes)
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let kept = Kept::default();
+        let mut paper = Paper::new(kept.clone(), true);
+        paper.line("it belongs to x/y\n\nto do so: curl\r\u{2028}").unwrap();
+        paper.table(&["A"], &[vec!["b\nc".into()]]).unwrap();
+        let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text, "it belongs to x/y\\n\\nto do so: curl\\r\\u{2028}\nA\nb\\nc\n");
     }
 
     #[test]

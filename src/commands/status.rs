@@ -102,9 +102,10 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
         anyhow::bail!("the {name} could not be listed: {message}");
     }
     if seen.absent.len() == registry::KINDS.len() {
-        objects::is_kubernetes(client).await?;
+        let known = objects::is_kubernetes(client).await;
+        anyhow::ensure!(known.map_err(|error| anyhow::anyhow!(words(&error)))?, objects::NO_KUBERNETES);
     }
-    let operator = lease::at_a_glance(&lease::read(client, &args.lease).await, Timestamp::now());
+    let operator = lease::at_a_glance(&lease::read(client, &args.lease.key()).await, Timestamp::now());
     Ok(report(operator, seen))
 }
 
@@ -145,12 +146,14 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
                 continue;
             }
             let head = if held.is_empty() { reason.clone() } else { state.to_string() };
-            out.line(format!("\n{} in {namespace}: {head}", object.title()))?;
+            out.line("")?;
+            out.line(format!("{} in {namespace}: {head}", object.title()))?;
             for line in lines {
                 out.line(format!("  {line}"))?;
             }
         }
-        out.line(format!("\n{}", report.summary.words()))?;
+        out.line("")?;
+        out.line(report.summary.words())?;
         if let Some(object) = oldest(objects)
             && let Some(message) = &object.oldest_undelivered
         {
@@ -180,8 +183,12 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
     };
     out.line(operator)?;
     for Without { name, message } in not_served {
-        let install = cluster.command("quartermaster crds | kubectl apply --server-side --force-conflicts -f -");
-        out.line(format!("Not served: {name} {message} ({install})"))?;
+        // It may be of the operator's version, which this program need not be: to replace it would be wrong then.
+        if report.operator.state == "Runs" {
+            out.line(format!("Served only by an operator of its version: {name} {message}"))?;
+        } else {
+            out.line(format!("Not served: {name} {message} ({})", cluster.command(objects::INSTALL)))?;
+        }
     }
     if !absent.is_empty() {
         let install = cluster.command("quartermaster crds | kubectl apply --server-side -f -");

@@ -2,10 +2,11 @@
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::core::ObjectMeta;
-use sha2::{Digest as _, Sha256};
 
 use crate::api::MyApp;
+use crate::api::config_map_sync::ConfigMapSyncSpec;
 use crate::cloud::{Balancer, Tags, Wanted};
+use crate::controllers::config_map_sync::copy;
 use crate::controllers::my_app::build;
 use crate::controllers::my_app::seen::{Life, Seen};
 use crate::controllers::my_ingress::{self, tags::Mark};
@@ -30,16 +31,37 @@ pub enum Verdict {
     Offer(String),
     /// It may be handed over, and is then overwritten or replaced; why that is.
     Replace(String),
+    /// It may be handed over, and whether it stays as it is is not known; why.
+    Unsure(String),
     /// It is left alone, because it belongs to somebody.
     Leave(String),
 }
 
+/// What a copy is made from: none, where there is none; or why it could not be read.
+pub type Source = Result<Option<ConfigMap>, String>;
+
 /// What there is where a copy is to be.
-pub fn copy(owner: &Owner, live: &ConfigMap, source: Option<&Content>, lives: impl Fn(&str) -> bool) -> Verdict {
-    let offer = match source {
-        None => Verdict::Offer("its source does not exist: it stays as it is until there is one".into()),
-        Some(source) if *source == Content::of(live) => Verdict::Offer("as its source".into()),
-        Some(_) => Verdict::Replace("differs from its source, which then replaces it".into()),
+pub fn copy(
+    owner: &Owner,
+    spec: &ConfigMapSyncSpec,
+    live: &ConfigMap,
+    source: &Source,
+    lives: impl Fn(&str) -> bool,
+) -> Verdict {
+    // Our marks are all that it lacks if it stays as it is.
+    let step = |source: &ConfigMap| {
+        let mut taken = live.clone();
+        owner.mark(&mut taken.metadata);
+        copy::step(source, spec, owner, &taken)
+    };
+    let offer = match source.as_ref().map(|source| source.as_ref().map(step)) {
+        Ok(None) => Verdict::Offer("its source does not exist: it stays as it is until there is one".into()),
+        Ok(Some(copy::Step::Nothing)) => Verdict::Offer("as its source".into()),
+        Ok(Some(copy::Step::Replace(_))) => Verdict::Replace("differs from its source, which then replaces it".into()),
+        Ok(Some(copy::Step::Recreate)) => {
+            Verdict::Replace("differs from its source, and is immutable: it is deleted, and made anew".into())
+        }
+        Err(why) => Verdict::Unsure(format!("its source could not be read, and may replace it: {why}")),
     };
     object(owner, &live.metadata, offer, lives)
 }
@@ -83,27 +105,6 @@ fn object(owner: &Owner, metadata: &ObjectMeta, offer: Verdict, lives: impl Fn(&
         return Verdict::Leave(format!("it is managed by {manager}"));
     }
     offer
-}
-
-/// What is kept of the content of a `ConfigMap`, of which there may be many: its digest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Content([u8; 32]);
-
-impl Content {
-    /// Of this one. An empty map is none.
-    pub fn of(map: &ConfigMap) -> Self {
-        let data = map.data.iter().flatten().map(|(key, value)| (0, key, value.as_bytes()));
-        let binary = map.binary_data.iter().flatten().map(|(key, value)| (1, key, value.0.as_slice()));
-        let mut digest = Sha256::new();
-        for (which, key, value) in data.chain(binary) {
-            digest.update([which]);
-            for part in [key.as_bytes(), value] {
-                digest.update(part.len().to_be_bytes());
-                digest.update(part);
-            }
-        }
-        Self(digest.finalize().into())
-    }
 }
 
 /// The balancer of the right name.
@@ -165,18 +166,52 @@ mod tests {
     #[case::of_a_chart(json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } }), Verdict::Leave("it is managed by Helm".into()))]
     #[case::going(json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }), Verdict::Leave("it is being deleted".into()))]
     fn whose_it_is(#[case] metadata: Value, #[case] verdict: Verdict) {
-        let source = Content::of(&map(&json!({}), &json!({ "k": "v" })));
-        assert_eq!(copy(&owner(), &map(&metadata, &json!({ "k": "v" })), Some(&source), |_| true), verdict);
+        let live = map(&metadata, &json!({ "k": "v" }));
+        assert_eq!(copied(&live, &Ok(Some(map(&json!({}), &json!({ "k": "v" })))), &json!({})), verdict);
+    }
+
+    fn copied(live: &ConfigMap, source: &Source, spec: &Value) -> Verdict {
+        copy(&owner(), &from_value(spec.clone()).unwrap(), live, source, |_| true)
     }
 
     #[test]
-    fn what_would_be_overwritten_is_said() {
+    fn what_its_source_is_not_known_to_leave_as_it_is_is_not_offered() {
         let live = map(&json!({}), &json!({ "k": "v" }));
-        let source = Content::of(&map(&json!({}), &json!({ "k": "w" })));
-        let Verdict::Replace(note) = copy(&owner(), &live, Some(&source), |_| true) else { panic!() };
-        assert!(note.contains("replaces it"), "{note}");
-        let Verdict::Offer(note) = copy(&owner(), &live, None, |_| true) else { panic!() };
+        let Verdict::Offer(note) = copied(&live, &Ok(None), &json!({})) else { panic!() };
         assert!(note.contains("does not exist"), "{note}");
+        let words = "its source could not be read, and may replace it: you may not";
+        assert_eq!(copied(&live, &Err("you may not".into()), &json!({})), Verdict::Unsure(words.into()));
+        let helm = map(&json!({ "labels": { "app.kubernetes.io/managed-by": "Helm" } }), &json!({}));
+        assert!(matches!(copied(&helm, &Err("you may not".into()), &json!({})), Verdict::Leave(_)));
+    }
+
+    /// The controller decides by the same step.
+    #[rstest]
+    #[case::the_same(json!({}), json!({}), json!({}), "as its source")]
+    #[case::another_value(json!({ "data": { "a": "c" } }), json!({}), json!({}), "replaces it")]
+    #[case::an_empty_map(json!({ "binaryData": {} }), json!({}), json!({}), "as its source")]
+    #[case::to_be_immutable(json!({}), json!({ "immutable": true }), json!({}), "replaces it")]
+    #[case::immutable_no_more(json!({ "immutable": true }), json!({}), json!({}), "made anew")]
+    #[case::of_other_labels(json!({}), json!({ "metadata": { "labels": { "l": "1" } } }), json!({}), "as its source")]
+    #[case::labels_that_are_copied(json!({}), json!({ "metadata": { "labels": { "l": "1" } } }), json!({ "copyLabels": true }), "replaces it")]
+    #[case::annotations_that_are_copied(json!({ "metadata": { "annotations": { "n": "1" } } }), json!({}), json!({ "copyAnnotations": true }), "replaces it")]
+    fn what_would_not_stay_as_it_is_is_said(
+        #[case] live: Value,
+        #[case] source: Value,
+        #[case] spec: Value,
+        #[case] words: &str,
+    ) {
+        let map = |more: &Value| -> ConfigMap {
+            let mut map = json!({ "data": { "a": "b" } });
+            map.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            from_value(map).unwrap()
+        };
+        let verdict = copied(&map(&live), &Ok(Some(map(&source))), &spec);
+        match &verdict {
+            Verdict::Offer(note) if words == "as its source" => assert_eq!(note, words),
+            Verdict::Replace(note) => assert!(note.ends_with(words), "{note}"),
+            _ => panic!("{verdict:?}"),
+        }
     }
 
     /// The controller decides by the same words.
@@ -204,19 +239,6 @@ mod tests {
             (Verdict::Replace(note), Some(why)) => assert!(note.starts_with(why), "{note}"),
             _ => panic!("{verdict:?}"),
         }
-    }
-
-    #[rstest]
-    #[case::the_same(json!({ "data": { "a": "b" } }), true)]
-    #[case::with_an_empty_map(json!({ "data": { "a": "b" }, "binaryData": {} }), true)]
-    #[case::of_other_marks(json!({ "data": { "a": "b" }, "metadata": { "name": "x" }, "immutable": true }), true)]
-    #[case::another_value(json!({ "data": { "a": "c" } }), false)]
-    #[case::cut_elsewhere(json!({ "data": { "ab": "" } }), false)]
-    #[case::as_bytes(json!({ "binaryData": { "a": "Yg==" } }), false)]
-    #[case::none(json!({}), false)]
-    fn what_is_the_same_content(#[case] other: Value, #[case] same: bool) {
-        let one = from_value(json!({ "data": { "a": "b" } })).unwrap();
-        assert_eq!(Content::of(&one) == Content::of(&from_value(other).unwrap()), same);
     }
 
     #[rstest]

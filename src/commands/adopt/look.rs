@@ -1,16 +1,18 @@
 //! What there is with the names of what resources are to have.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::rc::Rc;
 
-use futures::{StreamExt, stream};
+use futures::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use kube::core::{NamespaceResourceScope, PartialObjectMeta};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use super::find::{self, Content, Verdict};
+use super::find::{self, Source, Verdict};
 use super::{Adopt, Found, Live, Thing, api};
+use crate::api::config_map_sync::ConfigMapSyncSpec;
 use crate::api::{ConfigMapSync, MyApp, MyIngress};
 use crate::cloud::{Balancers as _, Fault, Tags};
 use crate::commands::objects::pages;
@@ -25,6 +27,14 @@ use crate::runtime::{Key, Scope};
 
 /// How much is looked at at once.
 const AT_ONCE: usize = 16;
+
+/// Where a copy is to be.
+struct Place<'a> {
+    plan: &'a Plan,
+    spec: &'a ConfigMapSyncSpec,
+    owner: &'a Owner,
+    namespace: String,
+}
 
 impl Adopt<'_> {
     /// All that there is, of the resources that are meant.
@@ -79,23 +89,18 @@ impl Adopt<'_> {
     /// What is where copies are to be.
     async fn copies(&self) -> anyhow::Result<Vec<Found>> {
         // Where Kubernetes itself lives nothing is offered.
-        let plan = |sync: &ConfigMapSync| Plan::of(&sync.spec, &Scope::Cluster, false).ok();
-        let (plans, uids) = self.resources(plan).await?;
+        let planned =
+            |sync: &ConfigMapSync| Some((Plan::of(&sync.spec, &Scope::Cluster, false).ok()?, sync.spec.clone()));
+        let (syncs, uids) = self.resources(planned).await?;
         let mut namespaces: Vec<(String, BTreeMap<String, String>)> = Vec::new();
-        if plans.iter().any(|(plan, _)| plan.selects()) {
+        if syncs.iter().any(|((plan, _), _)| plan.selects()) {
             let all: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
             let listed = pages(&all, |namespace| (namespace.name_any(), namespace.labels().clone())).await;
             namespaces =
                 listed.map_err(|error| anyhow::anyhow!("the namespaces could not be listed: {}", words(&error)))?;
         }
-        let wanted: BTreeSet<&Key> = plans.iter().map(|(plan, _)| &plan.source).collect();
-        let read = async |key: &Key| {
-            let source = api::<ConfigMap>(&self.client, &key.namespace).get_opt(&key.name).await;
-            // Who may not read it is told less.
-            (key.clone(), source.ok().flatten().map(|source| Content::of(&source)))
-        };
-        let sources: HashMap<_, _> = stream::iter(wanted).map(read).buffered(AT_ONCE).collect().await;
-        let places = plans.iter().flat_map(|(plan, owner)| {
+        let mut places: BTreeMap<&Key, Vec<_>> = BTreeMap::new();
+        for ((plan, spec), owner) in &syncs {
             let named: Vec<String> = match &plan.to {
                 Destinations::Named(names) => names.iter().cloned().collect(),
                 Destinations::Selected { .. } => namespaces
@@ -104,28 +109,34 @@ impl Adopt<'_> {
                     .map(|(name, _)| name.clone())
                     .collect(),
             };
-            named.into_iter().map(move |namespace| (plan, owner, namespace))
-        });
-        let (sources, uids) = (&sources, &uids);
-        let look = |(plan, owner, namespace): (&Plan, &Owner, String)| {
-            let (plan, owner) = (plan.clone(), owner.clone());
-            async move {
-                let live = api::<ConfigMap>(&self.client, &namespace).get_opt(&plan.name).await;
-                let what = format!("configmap {namespace}/{}", plan.name);
-                let source = sources.get(&plan.source).and_then(Option::as_ref);
-                let (thing, verdict) = match live {
-                    Ok(None) => return None,
-                    Ok(Some(live)) => {
-                        let verdict = find::copy(&owner, &live, source, |uid| uids.contains(uid));
-                        (Thing::Copy(Live::of(&live)), verdict)
-                    }
-                    Err(error) => (Thing::Unknown, unseen(&words(&error))),
-                };
-                Some(Found::of::<ConfigMapSync>(&owner, what, thing, verdict))
-            }
+            let of = named.into_iter().map(|namespace| Place { plan, spec, owner, namespace });
+            places.entry(&plan.source).or_default().extend(of);
+        }
+        let read = async |(key, places): (&Key, Vec<_>)| {
+            let source = api::<ConfigMap>(&self.client, &key.namespace).get_opt(&key.name).await;
+            (Rc::<Source>::new(source.map_err(|error| words(&error))), places)
         };
-        let places: Vec<_> = places.collect();
-        Ok(at_once(places, look).await)
+        // Sources may be many and large: each is kept for as long as its copies are looked at.
+        let sources = stream::iter(places).map(read).buffered(AT_ONCE);
+        let places = sources.flat_map(|(source, places)| {
+            stream::iter(places.into_iter().map(move |place| (Rc::clone(&source), place)))
+        });
+        Ok(at_once(places, |(source, place)| self.copy(source, place, &uids)).await)
+    }
+
+    /// What is where this copy is to be.
+    async fn copy(&self, source: Rc<Source>, place: Place<'_>, uids: &BTreeSet<String>) -> Option<Found> {
+        let Place { plan, spec, owner, namespace } = place;
+        let what = format!("configmap {namespace}/{}", plan.name);
+        let (thing, verdict) = match api::<ConfigMap>(&self.client, &namespace).get_opt(&plan.name).await {
+            Ok(None) => return None,
+            Ok(Some(live)) => {
+                let verdict = find::copy(owner, spec, &live, &source, |uid| uids.contains(uid));
+                (Thing::Copy(Live::of(&live)), verdict)
+            }
+            Err(error) => (Thing::Unknown, unseen(&words(&error))),
+        };
+        Some(Found::of::<ConfigMapSync>(owner, what, thing, verdict))
     }
 
     /// What has the names of Pods.
@@ -145,7 +156,7 @@ impl Adopt<'_> {
             let what = format!("pod {}/{name}", owner.namespace());
             Some(Found::of::<MyApp>(&owner, what, thing, verdict))
         };
-        Ok(at_once(apps, look).await)
+        Ok(at_once(stream::iter(apps), look).await)
     }
 
     /// What has the names of balancers. AWS is asked only for a `MyIngress` that is not well.
@@ -171,7 +182,7 @@ impl Adopt<'_> {
             };
             Some(Found::of::<MyIngress>(&owner, what, thing, verdict))
         };
-        Ok(at_once(ingresses, look).await)
+        Ok(at_once(stream::iter(ingresses), look).await)
     }
 
     async fn look_for(&self, name: &str) -> Result<Option<(crate::cloud::Balancer, Tags)>, Fault> {
@@ -195,11 +206,11 @@ fn is_well(ingress: &MyIngress) -> bool {
 }
 
 /// What `look` finds, many looks at once. What is ours is none of it.
-async fn at_once<T, F>(items: Vec<T>, look: impl FnMut(T) -> F) -> Vec<Found>
+async fn at_once<T, F>(items: impl Stream<Item = T>, look: impl FnMut(T) -> F) -> Vec<Found>
 where
     F: Future<Output = Option<Found>>,
 {
-    let found = stream::iter(items).map(look).buffered(AT_ONCE);
+    let found = items.map(look).buffered(AT_ONCE);
     found.filter_map(async |found| found.filter(|found| found.verdict != Verdict::Settled)).collect().await
 }
 

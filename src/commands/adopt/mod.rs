@@ -91,8 +91,9 @@ pub async fn run(client: Client, called: &str, args: &AdoptArgs, out: &mut Paper
         client,
     };
     let mut found = adopt.look().await?;
+    let mut failed =
+        found.iter().any(|it| matches!((&it.thing, &it.verdict), (Thing::Unknown, _) | (_, Verdict::Unsure(_))));
     offers::contest(&mut found);
-    let mut failed = found.iter().any(|it| matches!(it.thing, Thing::Unknown));
     offers::show(&found, called, args, out)?;
     let (now, later) = offers::sort(&found, args);
     if !now.is_empty() || !later.is_empty() {

@@ -9,7 +9,7 @@ use crate::cli::commands::AdoptArgs;
 use crate::commands::paper::{Cell, Paper, count};
 
 fn is_offered(found: &Found) -> bool {
-    matches!(found.verdict, Verdict::Offer(_) | Verdict::Replace(_))
+    matches!(found.verdict, Verdict::Offer(_) | Verdict::Replace(_) | Verdict::Unsure(_))
 }
 
 /// What several resources want is left alone: somebody has to say which of them has it. Pure.
@@ -47,7 +47,7 @@ pub fn to_be_named(later: &[&Found], args: &AdoptArgs) -> Vec<String> {
         names.insert(it.resource.to_string());
     }
     let line = |(namespace, (number, names)): (&str, (usize, BTreeSet<String>))| {
-        let what = count(number, "thing does not stay as it is, and has", "things do not stay as they are, and have");
+        let what = count(number, "thing may not stay as it is, and has", "things may not stay as they are, and have");
         format!("{what} to be named: {}", command(args, Some(namespace), names.into_iter()))
     };
     places.into_iter().map(line).collect()
@@ -56,13 +56,16 @@ pub fn to_be_named(later: &[&Found], args: &AdoptArgs) -> Vec<String> {
 /// Shows all of it.
 pub fn show(found: &[Found], called: &str, args: &AdoptArgs, out: &mut Paper) -> io::Result<()> {
     if !found.is_empty() {
-        out.line(format!("Cluster: {called}\n"))?;
+        out.line(format!("Cluster: {called}"))?;
+        out.line("")?;
     }
     let row = |it: &Found| {
         let note = match &it.verdict {
             Verdict::Offer(note) => note.clone(),
-            Verdict::Replace(why) if args.resources.is_empty() => format!("{why}; only if it is named"),
-            Verdict::Replace(why) => why.clone(),
+            Verdict::Replace(why) | Verdict::Unsure(why) if args.resources.is_empty() => {
+                format!("{why}; only if it is named")
+            }
+            Verdict::Replace(why) | Verdict::Unsure(why) => why.clone(),
             Verdict::Settled | Verdict::Leave(_) => return None,
         };
         Some(vec![Cell::from(&it.of), Cell::from(&it.what), Cell::from(note)])
@@ -79,7 +82,8 @@ pub fn show(found: &[Found], called: &str, args: &AdoptArgs, out: &mut Paper) ->
     });
     for (number, line) in left.enumerate() {
         if number == 0 {
-            out.line("\nLeft alone:")?;
+            out.line("")?;
+            out.line("Left alone:")?;
         }
         out.line(line)?;
     }
@@ -132,15 +136,15 @@ mod tests {
         let all = [
             found("a", "configmap far/x", Verdict::Offer("as its source".into())),
             found("b", "configmap far/y", Verdict::Replace("differs".into())),
-            found("b", "configmap near/y", Verdict::Replace("differs".into())),
+            found("b", "configmap near/y", Verdict::Unsure("its source could not be read".into())),
         ];
         let plain = args(&["--context=prod"]);
         let (now, later) = sort(&all, &plain);
         assert_eq!((now.len(), later.len()), (1, 2));
-        let words = "2 things do not stay as they are, and have to be named: \
+        let words = "2 things may not stay as they are, and have to be named: \
              quartermaster adopt --yes configmapsync/b -n sync --context=prod";
         assert_eq!(to_be_named(&later, &plain), [words]);
-        let (now, later) = sort(&all, &args(&["cmsync/a", "cmsync/b"]));
+        let (now, later) = sort(&all, &args(&["-n=sync", "cmsync/a", "cmsync/b"]));
         assert_eq!((now.len(), later.len()), (3, 0));
     }
 }

@@ -9,10 +9,11 @@ use jiff::Timestamp;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::target::Target;
-use super::{Busy, Crd, LOOK_EVERY, TELL_AFTER, USAGE, Uninstall, ways};
+use super::{Busy, Crd, LOOK_EVERY, TELL_AFTER, USAGE, Uninstall, told, ways};
+use crate::api::common::SCHEMA;
 use crate::commands::lease::{self, Looks, Operator};
-use crate::commands::objects;
 use crate::commands::paper::Paper;
+use crate::commands::{objects, words};
 
 impl Uninstall<'_> {
     /// Shows what is to go from the cluster `called`, and asks. Where it is to go on: what is known of the operator, and
@@ -33,29 +34,44 @@ impl Uninstall<'_> {
             self.left_alone(out)?;
             return Ok(ControlFlow::Break(ExitCode::SUCCESS));
         }
-        out.line(format!("Cluster: {called}\n"))?;
+        out.line(format!("Cluster: {called}"))?;
+        out.line("")?;
         self.show(&targets, &crds, out)?;
         let mut looks = Looks::default();
         let guarded = targets.iter().any(Target::needs_operator);
         if guarded && !self.how.without_operator {
             // Whoever is asked is to know it.
-            if let Ok(said) = timeout_at(deadline, lease::read(&self.client, &self.args.lease)).await {
+            if let Ok(said) = timeout_at(deadline, lease::read(&self.client, &self.args.lease.key())).await {
                 if let Some(words) = ways::unlikely(&lease::at_a_glance(&said, Timestamp::now())) {
-                    out.line(words + "\n")?;
+                    out.line(words)?;
+                    out.line("")?;
                 }
                 looks.look(said, Instant::now());
             }
         }
         if self.how.without_operator && !targets.is_empty() {
-            let of = &self.args.lease;
-            let Ok(operator) = timeout_at(deadline, looks.settle(&self.client, of, LOOK_EVERY)).await else {
+            let lease = self.args.lease.key();
+            let proof = async {
+                let operator = looks.settle(&self.client, &lease, LOOK_EVERY).await;
+                if let Some(why) = ways::unproved(&operator, &self.args.lease) {
+                    anyhow::bail!(why);
+                }
+                let others = lease::others(&self.client, &lease, LOOK_EVERY).await;
+                if let Some(why) = ways::beside(&operator, &others, self.args) {
+                    anyhow::bail!(why);
+                }
+                Ok((operator, others))
+            };
+            let Ok(proof) = timeout_at(deadline, proof).await else {
                 anyhow::bail!("within {timeout:?} it could not be told whether the operator runs: give --timeout more");
             };
-            if let Some(why) = ways::refusal(&operator, of) {
-                anyhow::bail!(why);
-            }
+            let (operator, others) = proof?;
             let why = if let Operator::Stopped(why) = operator { why } else { "it has no Lease".into() };
-            out.line(format!("The operator counts as gone ({}): {why}.\n", lease::path(of)))?;
+            out.line(format!("The operator counts as gone ({lease}): {why}."))?;
+            if let Some(words) = ways::neighbours(&others) {
+                out.line(words)?;
+            }
+            out.line("")?;
         }
         let asked = Instant::now();
         if !self.args.yes && !agreed(out).await? {
@@ -72,12 +88,13 @@ impl Uninstall<'_> {
             let came = async {
                 let (targets, crds) = (self.targets().await?, self.crds().await?);
                 if targets.is_empty() && crds.is_empty() {
-                    objects::is_kubernetes(&self.client).await?;
+                    let known = objects::is_kubernetes(&self.client).await;
+                    anyhow::ensure!(known.map_err(|error| told(&error, &words(&error)))?, objects::NO_KUBERNETES);
                 }
                 anyhow::Ok((targets, crds))
             }
             .await;
-            let came = came.map(|(targets, crds)| self.ours(targets, crds));
+            let came = came.and_then(|(targets, crds)| self.ours(targets, crds));
             match came {
                 Err(error) if error.is::<Busy>() => away(&error, &mut silent, out)?,
                 came => return came,
@@ -87,13 +104,24 @@ impl Uninstall<'_> {
     }
 
     /// What of it is ours; the rest is left alone from now on.
-    fn ours(&self, mut targets: Vec<Target>, mut crds: Vec<Crd>) -> (Vec<Target>, Vec<Crd>) {
+    fn ours(&self, mut targets: Vec<Target>, mut crds: Vec<Crd>) -> anyhow::Result<(Vec<Target>, Vec<Crd>)> {
         let foreign: BTreeSet<_> = crds.iter().filter(|crd| !crd.ours).map(|crd| crd.name.clone()).collect();
-        targets.retain(|target| !foreign.contains(&target.kind.crd_name()));
+        let is_foreign = |target: &Target| foreign.contains(&target.kind.crd_name());
+        // No operator serves such a CRD; once ours is gone nobody would ever let them go.
+        if let Some(target) = targets.iter().find(|target| is_foreign(target) && target.needs_operator()) {
+            anyhow::bail!(
+                "CRD {} is not this program's (no annotation {SCHEMA}), but {} has a finalizer of this program's. Nothing was \
+                 deleted. Install this program's CRDs over it, and run this again: {}",
+                target.kind.crd_name(),
+                target.title(),
+                self.cluster().command(objects::INSTALL)
+            );
+        }
+        targets.retain(|target| !is_foreign(target));
         // Those of the cluster go with all its objects, or not at all.
         crds.retain(|crd| crd.ours && self.namespace().is_none());
         self.foreign.replace(foreign);
-        (targets, crds)
+        Ok((targets, crds))
     }
 }
 

@@ -34,7 +34,10 @@ impl Uninstall<'_> {
                 }),
                 Ok(None) => {}
                 Err(error) if is(&error, 404) => {}
-                Err(error) if is(&error, 403) && !self.args.purge => return Ok(crds),
+                Err(error) if is(&error, 403) && !self.args.purge => {
+                    self.unseen.replace(Some(words(&error)));
+                    return Ok(crds);
+                }
                 Err(error) if is(&error, 403) => return Err(Refused(words(&error)).into()),
                 Err(error) => return Err(told(&error, &words(&error))),
             }

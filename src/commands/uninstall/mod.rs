@@ -40,7 +40,7 @@ const TELL_AFTER: Duration = Duration::from_secs(3);
 const AT_ONCE: usize = 16;
 /// How many objects are named.
 const NAMED: usize = 50;
-/// The exit code of a question that nobody answered with yes.
+/// The exit code when nothing was done because nobody has said yes.
 const USAGE: u8 = 2;
 
 /// What a round left.
@@ -85,7 +85,14 @@ struct Busy(String);
 /// The cluster cannot be asked, or does not let itself be.
 pub async fn run(client: Client, called: &str, args: &UninstallArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
     let how = How { keep_children: args.keep_children, without_operator: args.without_operator };
-    let uninstall = Uninstall { client, args, how, foreign: RefCell::default(), asked: RefCell::default() };
+    let uninstall = Uninstall {
+        client,
+        args,
+        how,
+        foreign: RefCell::default(),
+        unseen: RefCell::default(),
+        asked: RefCell::default(),
+    };
     let mut signals = Signals::new()?;
     let begun = tokio::select! {
         begun = uninstall.begin(called, out) => Some(begun?),
@@ -95,8 +102,9 @@ pub async fn run(client: Client, called: &str, args: &UninstallArgs, out: &mut P
         Some(ControlFlow::Continue((looks, deadline))) => uninstall.delete(looks, deadline, signals, out).await,
         Some(ControlFlow::Break(code)) => Ok(code),
         None => {
-            out.line("\nInterrupted: nothing was deleted.")?;
-            Ok(ExitCode::FAILURE)
+            out.line("")?;
+            out.line("Interrupted: nothing was deleted.")?;
+            Ok(ExitCode::from(USAGE))
         }
     }
 }
@@ -118,6 +126,8 @@ struct Uninstall<'a> {
     how: How,
     /// The kinds whose CRDs are another program's: neither they nor their objects are ours to delete.
     foreign: RefCell<BTreeSet<String>>,
+    /// Why that is not known, where CRDs may not be read.
+    unseen: RefCell<Option<String>>,
     asked: RefCell<Asked>,
 }
 
@@ -172,7 +182,8 @@ impl Uninstall<'_> {
             }
             Some(Ok(false)) => {}
             None => {
-                out.line("\nInterrupted: run it again; it goes on where it was.")?;
+                out.line("")?;
+                out.line("Interrupted: run it again; it goes on where it was.")?;
                 self.undone(out)?;
                 return Ok(ExitCode::FAILURE);
             }
@@ -194,7 +205,7 @@ impl Uninstall<'_> {
         loop {
             let round = async {
                 // Before the objects: whoever is seen to act is waited for.
-                let operator = looks.look(lease::read(&self.client, &self.args.lease).await, Instant::now());
+                let operator = looks.look(lease::read(&self.client, &self.args.lease.key()).await, Instant::now());
                 let left = self.round(&operator).await?;
                 let crds = if left.seen == 0 { self.purge().await? } else { Vec::new() };
                 anyhow::Ok(Standing { left, crds, operator })

@@ -42,7 +42,8 @@ impl Uninstall<'_> {
                 .filter_map(|it| it.left_behind(self.cluster()))
                 .collect();
             if !left.is_empty() {
-                out.line("\nLeft behind, to be taken away by hand:")?;
+                out.line("")?;
+                out.line("Left behind, to be taken away by hand:")?;
                 for line in left {
                     out.line(format!("  {line}"))?;
                 }
@@ -51,6 +52,10 @@ impl Uninstall<'_> {
         if !self.foreign.borrow().is_empty() {
             out.line("")?;
             self.left_alone(out)?;
+        }
+        if let Some(why) = &*self.unseen.borrow() {
+            out.line("")?;
+            out.line(format!("Some of this may be another program's: whose the CRDs are is not known: {why}"))?;
         }
         out.line("")
     }
@@ -102,7 +107,8 @@ impl Uninstall<'_> {
     pub(super) fn undone(&self, out: &mut Paper) -> io::Result<()> {
         let undo = self.asked.borrow().undo(self.cluster());
         if !undo.is_empty() {
-            out.line("\nChanged, but not deleted. What has it as it was:")?;
+            out.line("")?;
+            out.line("Changed, but not deleted. What has it as it was:")?;
             for line in undo {
                 out.line(format!("  {line}"))?;
             }
@@ -130,14 +136,16 @@ impl Uninstall<'_> {
             out.line(format!("Left: CRD {}", crd.name))?;
         }
         for way in ways::ways_out(&left.targets, operator, self.args) {
-            out.line(format!("\n{way}"))?;
+            out.line("")?;
+            out.line(way)?;
         }
         self.undone(out)?;
         if number == 0 {
             anyhow::bail!("the cluster did not answer in time: run it again");
         }
         let words = count(number, "object is left", "objects are left");
-        out.line(format!("\n{words}: run it again once that is mended; it goes on where it was."))?;
+        out.line("")?;
+        out.line(format!("{words}: run it again once that is mended; it goes on where it was."))?;
         Ok(ExitCode::FAILURE)
     }
 }

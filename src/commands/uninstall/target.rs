@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::api::kind::Kind;
 use crate::api::my_ingress as ingress;
-use crate::cli::commands::Cluster;
+use crate::cli::commands::{Cluster, quoted};
 use crate::cloud;
 use crate::commands::objects::{self, Object};
 use crate::controllers::{app_service, config_map_sync, contact_point, my_app, my_ingress, tracked_field};
@@ -221,8 +221,10 @@ impl Target {
             ));
         };
         Some(format!(
-            "the load balancer of {title} (and its target groups qm-...): {} delete-load-balancer --load-balancer-arn {arn}",
-            cloud::command(arn)
+            "the load balancer of {title} (and its target groups qm-...): {} delete-load-balancer --load-balancer-arn {}",
+            cloud::command(arn),
+            // It stands in a status, which others write, too.
+            quoted(arn)
         ))
     }
 }
@@ -358,6 +360,10 @@ pub(super) mod tests {
             words.contains("aws --region eu-west-1 elbv2 delete-load-balancer --load-balancer-arn arn:"),
             "{words}"
         );
+        web.balancer = Some("a:b:c:$(x):d; rm -rf ~".into());
+        let words = web.left_behind(&HERE).unwrap();
+        let quoted = "aws --region '$(x)' elbv2 delete-load-balancer --load-balancer-arn 'a:b:c:$(x):d; rm -rf ~'";
+        assert!(words.ends_with(quoted), "{words}");
         let prod = Cluster { context: Some("prod".into()), ..HERE };
         let words = target("configmapsync", "g").left_behind(&prod).unwrap();
         assert!(words.ends_with("-l quartermaster.dev/owner-uid=u --context=prod"), "{words}");

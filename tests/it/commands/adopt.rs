@@ -1,11 +1,14 @@
 //! `quartermaster adopt`.
 
+use http::StatusCode;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::Api;
 use kube::{Resource as _, ResourceExt as _};
 use quartermaster::api::{ConfigMapSync, MyApp, MyIngress};
 use serde_json::{Value, json};
 use testbed::aws::{Aws, SUBNETS};
+use testbed::process::Folder;
+use testbed::proxy::{Fault, Match, Proxy, Times, Verb};
 
 use super::Run;
 use crate::support::{Bed, Operator, Settings};
@@ -33,7 +36,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
         bed.create::<ConfigMapSync>(name, json!({ "spec": spec })).await;
     }
     let copy = far.create::<ConfigMap>("settings", json!({ "data": { "a": "0" } })).await;
-    let marks = json!({ "labels": { "quartermaster.dev/owner-uid": "u" }, "annotations": { "quartermaster.dev/owner": "x/y" } });
+    let marks = json!({ "labels": { "quartermaster.dev/owner-uid": "u" }, "annotations": { "quartermaster.dev/owner": "x/y\nto do so: rm" } });
     far.create::<ConfigMap>("theirs", json!({ "metadata": marks, "data": { "a": "1" } })).await;
     let uid = json!({ "labels": { "quartermaster.dev/owner-uid": "u" } });
     far.create::<ConfigMap>("stamped", json!({ "metadata": uid, "data": { "a": "1" } })).await;
@@ -68,7 +71,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     assert!(offered(&format!("configmap {there}/settings")) && line("/settings").contains("replaces it"), "{shown}");
     assert!(offered(&format!("pod {here}/app-pod")) && offered("load balancer kopf-alb"), "{shown}");
     assert!(
-        !offered(&format!("configmap {there}/theirs")) && line("/theirs").ends_with("it belongs to x/y"),
+        !offered(&format!("configmap {there}/theirs")) && line("/theirs").ends_with(r"it belongs to x/y\nto do so: rm"),
         "{shown}"
     );
     assert!(line("/chart").ends_with("it is managed by Helm"), "{shown}");
@@ -80,7 +83,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     assert_eq!(shown.matches(&want).count(), 2, "{shown}");
     assert!(line("load balancer tf-alb").ends_with("it is managed by terraform"), "{shown}");
     let named = format!(
-        "2 things do not stay as they are, and have to be named: quartermaster adopt --yes configmapsync/settings myapp/old -n {here}\n"
+        "2 things may not stay as they are, and have to be named: quartermaster adopt --yes configmapsync/settings myapp/old -n {here}\n"
     );
     let can = format!("2 things can be handed over; to do so: quartermaster adopt --yes -n {here}\n");
     assert!(shown.ends_with(&format!("{can}{named}")), "{shown}");
@@ -163,4 +166,52 @@ async fn a_right_that_is_missing_is_named_and_the_rest_is_done() {
     let maps: Api<ConfigMap> = bed.api();
     bed.until("copy", "is taken over", |map: &ConfigMap| map.data.as_ref().is_some_and(|data| !data.is_empty())).await;
     assert!(maps.get("copy").await.unwrap().labels().contains_key("quartermaster.dev/owner-uid"));
+}
+
+/// Nobody knows then whether the copy would be overwritten.
+#[tokio::test]
+async fn a_copy_whose_source_cannot_be_read_has_to_be_named() {
+    let bed = Bed::shared("adopt-blind").await;
+    let far = Bed::on(bed.plane.clone(), "adopt-blind-far").await;
+    let (here, there) = (bed.namespace.as_str(), far.namespace.as_str());
+    bed.create::<ConfigMap>("settings", json!({ "data": { "a": "1" } })).await;
+    let copy = far.create::<ConfigMap>("settings", json!({ "data": { "a": "mine" } })).await;
+    let spec = json!({ "sourceNamespace": here, "destinationNamespace": there, "configMapName": "settings" });
+    far.create::<ConfigMapSync>("s", json!({ "spec": spec })).await;
+    // Who may write the copy, and not read what it is made from.
+    far.kubectl(&["create", "serviceaccount", "few"]).await;
+    let resources =
+        "--resource=configmaps,configmapsyncs.apps.bixbite.io,myapps.demo.rtfm.co.ua,myingresses.demo.rtfm.co.ua";
+    far.kubectl(&["create", "role", "few", "--verb=get,list,patch", resources]).await;
+    far.kubectl(&["create", "rolebinding", "few", "--role=few", &format!("--serviceaccount={there}:few")]).await;
+    let few = bed.plane.kubeconfig_for_service_account(there, "few").await.unwrap();
+    let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&few).unwrap()).unwrap();
+    let folder = Folder::new().unwrap();
+    let file = folder.path().join("kubeconfig");
+    proxy.write_kubeconfig(&few, &file).unwrap();
+    let run = Run::on(&bed).kubeconfig(file);
+
+    let source = Match::verb(Verb::Get).resource("configmaps").namespace(here);
+    for (fault, words) in [
+        (None, format!("configmaps \"settings\" is forbidden: User \"system:serviceaccount:{there}:few\"")),
+        (
+            Some(Fault::status(StatusCode::SERVICE_UNAVAILABLE)),
+            "its source could not be read, and may replace it: ".into(),
+        ),
+    ] {
+        let order = fault.map(|fault| proxy.inject(source.clone(), Times::Always, fault));
+        let said = run.ends(1, &["adopt", "-n", there, "--yes"]).await;
+        let line = said.lines().find(|line| line.contains(&format!("configmap {there}/settings"))).unwrap();
+        assert!(line.contains(&words) && line.ends_with("; only if it is named"), "{said}");
+        assert!(!said.contains("handed over to") && said.contains("adopt --yes configmapsync/s -n"), "{said}");
+        let live = far.api::<ConfigMap>().get("settings").await.unwrap();
+        assert_eq!(live.resource_version(), copy.resource_version(), "{said}");
+        assert!(order.is_none_or(|order| order.hits() == 1), "{said}");
+    }
+    // Who names it has said so.
+    let said = run.ends(1, &["adopt", "-n", there, "--yes", "cmsync/s"]).await;
+    assert!(
+        said.contains(&format!("handed over to configmapsync/s in {there}: configmap {there}/settings\n")),
+        "{said}"
+    );
 }

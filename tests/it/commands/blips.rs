@@ -8,6 +8,7 @@ use quartermaster::registry;
 use serde_json::json;
 use testbed::process::Folder;
 use testbed::proxy::{Fault, Match, Proxy, Refusal, Times, Verb};
+use testbed::wait::until;
 use tokio::time::Instant;
 
 use super::Run;
@@ -58,11 +59,18 @@ async fn it_ends_neither_what_is_watched_nor_a_purge() {
     // Nor is it slept through: a round that took long is followed by a rest that is twice as long.
     let theirs = |all: &[&str]| json!({ "metadata": { "finalizers": all } });
     bed.patch::<ContactPoint>("first", theirs(&["example.com/theirs"])).await;
-    let slow = proxy.inject(lists(), Times::Always, Fault::Delay(Duration::from_secs(6)));
+    let slow = proxy.inject(lists(), Times::Nth(2), Fault::Delay(Duration::from_secs(12)));
     let began = Instant::now();
-    let said = run.ends(1, &["uninstall", "--yes", "--timeout=14s"]).await;
-    assert!(said.contains("1 object is left") && began.elapsed() < Duration::from_secs(20), "{said}");
-    slow.take_back();
+    let said = run.ends(1, &["uninstall", "--yes", "--timeout=22s"]).await;
+    assert!(said.contains("1 object is left") && began.elapsed() < Duration::from_secs(34), "{said}");
+    assert_eq!(slow.hits(), 1);
+    // Whoever has it stop before it has asked has not said yes.
+    let hangs = proxy.inject(lists(), Times::Always, Fault::Hang);
+    let asked = run.start(&["uninstall"]);
+    until("it looks", SOON, async || Ok((hangs.hits() > 0).then_some(()))).await.unwrap();
+    asked.signal("INT").await;
+    assert!(asked.ends(2).await.ends_with("Interrupted: nothing was deleted.\n"));
+    hangs.take_back();
     bed.patch::<ContactPoint>("first", theirs(&[])).await;
     let order = proxy.inject(lists(), Times::First(2), busy());
 

@@ -1,6 +1,7 @@
 //! CRDs with our names that are not this program's, or of another version of it.
 
-use quartermaster::api::AppService;
+use k8s_openapi::api::coordination::v1::Lease;
+use quartermaster::api::{AppService, ConfigMapSync};
 use quartermaster::registry;
 use serde_json::{Value, json};
 
@@ -36,6 +37,33 @@ async fn what_is_not_served_is_said_and_what_is_anothers_is_not_deleted() {
     let names: Vec<_> = report["notServed"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
     assert_eq!(names, [older, theirs], "{report}");
     assert_eq!((&report["summary"]["unseen"], &report["summary"]["notReady"]), (&json!(2), &json!(0)));
+    // An operator that runs may be of that version.
+    let now = jiff::Timestamp::now();
+    let spec = json!({ "holderIdentity": "me", "leaseDurationSeconds": 60, "renewTime": format!("{now:.6}") });
+    bed.create::<Lease>("newer", json!({ "spec": spec })).await;
+    let runs = ["status", "--leader-election-id=newer", "--operator-namespace", &bed.namespace];
+    let text = run.ends(0, &runs).await;
+    assert!(text.contains("The operator runs: me leads\n") && !text.contains("quartermaster crds"), "{text}");
+    assert!(
+        text.contains(&format!("\nServed only by an operator of its version: {older} has schema 0-abc, not ")),
+        "{text}"
+    );
+
+    // One that our operator has looked after is not.
+    let synced = named("configmapsync");
+    let finalizers = json!({ "finalizers": ["quartermaster.dev/copies"] });
+    let spec =
+        json!({ "sourceNamespace": "default", "destinationNamespace": bed.namespace, "configMapName": "settings" });
+    bed.create::<ConfigMapSync>("sync", json!({ "metadata": finalizers, "spec": spec })).await;
+    bed.kubectl(&["annotate", "crd", &synced, &format!("{mark}-")]).await;
+    let said = run.ends(1, &["uninstall", "--purge", "--yes"]).await;
+    assert!(
+        said.contains(&format!("CRD {synced} is not this program's")) && said.contains("Nothing was deleted."),
+        "{said}"
+    );
+    assert!(said.contains("--force-conflicts -f -"), "{said}");
+    bed.patch::<ConfigMapSync>("sync", json!({ "metadata": { "finalizers": null } })).await;
+    bed.kubectl(&["annotate", "crd", &synced, &format!("{mark}=0-abc")]).await;
 
     let alone = format!("Left alone, with its objects: CRD {theirs}, which is not this program's");
     let said = run.ends(2, &["uninstall", "--purge"]).await;

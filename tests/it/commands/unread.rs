@@ -27,13 +27,18 @@ async fn what_changes_something_goes_on_to_its_true_end() {
     bed.webhook("hook", "http://127.0.0.1:1").await;
     let theirs = json!({ "metadata": { "finalizers": ["example.com/theirs"] } });
     bed.patch::<ContactPoint>("hook", theirs).await;
-    let arguments = ["uninstall", "-n", here, "--yes", "--timeout=3s"];
-    assert_eq!(run.unread(&arguments).await, 1, "something is left");
-    let point: ContactPoint = bed.api().get("hook").await.unwrap();
-    assert!(point.metadata.deletion_timestamp.is_some());
-    assert!(bed.api::<ConfigMapSync>().get_opt("one").await.unwrap().is_none());
-    bed.patch::<ContactPoint>("hook", json!({ "metadata": { "finalizers": null } })).await;
-    assert_eq!(run.unread(&["uninstall", "-n", here, "--yes"]).await, 0);
+    let arguments = ["uninstall", "-n", here, "--yes"];
+    let meanwhile = async {
+        let gone = |point: &ContactPoint| point.metadata.deletion_timestamp.is_some();
+        bed.until("hook", "is being deleted", gone).await;
+        bed.patch::<ContactPoint>("hook", json!({ "metadata": { "finalizers": null } })).await;
+    };
+    let (code, ()) = tokio::join!(run.unread(&arguments), meanwhile);
+    assert_eq!(code, 0);
+    assert!(bed.api::<ContactPoint>().get_opt("hook").await.unwrap().is_none());
+    for name in ["one", "two"] {
+        assert!(bed.api::<ConfigMapSync>().get_opt(name).await.unwrap().is_none());
+    }
 
     // Whoever has read enough of what only shows something has all that they wanted.
     assert_eq!(run.unread(&["status", "-n", here]).await, 0);

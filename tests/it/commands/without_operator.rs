@@ -93,7 +93,19 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     assert!(said.contains("the operator runs (") && said.contains("leave --without-operator out"), "{said}");
     assert_eq!(scene.left().await.len(), 6);
 
+    // Nor where its objects may be another's, which has a Lease of its own.
+    let flags = ["--leader-elect", "--leader-election-id=other"];
+    let other = Operator::start(&first, flags.into_iter().fold(Settings::default(), Settings::flag)).await;
+    let lease = ["get", "lease", "other", "-n", SYSTEM, "--ignore-not-found", "-o", "name"];
+    until("the other leads", SOON, async || {
+        Ok((!scene.bed.plane.run_kubectl(&lease, "").await?.is_empty()).then_some(()))
+    })
+    .await
+    .unwrap();
     operator.kill();
+    let said = run.ends(1, &["uninstall", "--without-operator", "--yes"]).await;
+    assert!(said.contains(&format!("another operator runs (Lease {SYSTEM}/other)")), "{said}");
+    assert_eq!(scene.left().await.len(), 6);
     let foreign = json!({ "metadata": { "finalizers": ["example.com/theirs", "quartermaster.dev/copies"] } });
     scene.bed.patch::<ConfigMapSync>("sync", foreign).await;
     let crds = manifests::crds_yaml().unwrap();
@@ -126,6 +138,12 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     scene.bed.plane.run_kubectl(&["delete", "lease", "quartermaster", "-n", SYSTEM], "").await.unwrap();
     let said = run.ends(1, &["uninstall", "--without-operator", "--yes"]).await;
     assert!(said.contains("it may have run elsewhere") && said.contains("--operator-namespace=NAMESPACE"), "{said}");
+    let here = ["-n", &scene.bed.namespace, "--operator-namespace=quartermaster-system"];
+    let said = run.ends(1, &[&["uninstall", "--without-operator", "--yes"], &here[..]].concat()).await;
+    let words = format!("there is no Lease {SYSTEM}/quartermaster, but another operator runs (Lease {SYSTEM}/other)");
+    assert!(said.contains(&words) && said.contains("--leader-election-id=NAME"), "{said}");
+    drop(other);
+    scene.bed.plane.run_kubectl(&["delete", "lease", "other", "-n", SYSTEM], "").await.unwrap();
     assert!(scene.left().await.contains(&"configmapsyncs/sync".to_owned()));
     let alone = ["uninstall", "--without-operator", "--operator-namespace=quartermaster-system", "--yes"];
     let said = run.ends(1, &[&alone[..], &["--timeout=10s"]].concat()).await;

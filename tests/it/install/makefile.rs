@@ -53,7 +53,9 @@ pub async fn all_targets(bed: &Bed) {
     let foreign = ["crd", "myapps.demo.rtfm.co.ua"];
     bed.kubectl(&[&["annotate"], &foreign[..], &["quartermaster.dev/schema-"]].concat()).await;
     done(&["undeploy"]).await;
-    assert_eq!(bed.kubectl(&["get", "crd", "-o", "name"]).await.lines().count(), 1);
+    assert_eq!(crds(bed).await, 1);
+    done(&["uninstall"]).await;
+    assert_eq!(crds(bed).await, 1);
     bed.kubectl(&[&["delete"], &foreign[..]].concat()).await;
     nothing_left(bed).await;
 
