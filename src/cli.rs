@@ -12,11 +12,13 @@ use ipnet::IpNet;
 use secrecy::SecretString;
 
 pub mod commands;
+mod lease;
 mod metrics;
 mod timings;
 mod value;
 
 pub use commands::ClusterCommand;
+pub use lease::LeaseOf;
 pub use metrics::MetricsCertificate;
 pub use timings::{LEASE_JITTER, Timings};
 pub use value::Listen;

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
@@ -24,18 +25,29 @@ const SHOWN: usize = 60;
 /// There is none of that name, or the cluster cannot be asked.
 pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow::Result<ExitCode> {
     let namespace = args.namespace.as_deref().unwrap_or_else(|| client.default_namespace()).to_owned();
-    let api: Api<TrackedField> = Api::namespaced(client, &namespace);
+    let api: Api<TrackedField> = Api::namespaced(client.clone(), &namespace);
     let field = match api.get(&args.name).await {
         Ok(field) => field,
         Err(error) if is(&error, 404) => {
-            let there = match api.list_metadata(&kube::api::ListParams::default().limit(20)).await {
+            let elsewhere: Api<TrackedField> = Api::all(client);
+            let named = ListParams::default().limit(20).fields(&format!("metadata.name={}", args.name));
+            let elsewhere = elsewhere.list_metadata(&named).await.map(|list| list.items).unwrap_or_default();
+            if !elsewhere.is_empty() {
+                let places = elsewhere.iter().filter_map(ResourceExt::namespace);
+                let places = places.map(|place| format!("-n {place}")).collect::<Vec<_>>().join(" or ");
+                anyhow::bail!(
+                    "there is no TrackedField {} in namespace {namespace}; there is one with {places}",
+                    args.name
+                );
+            }
+            let there = match api.list_metadata(&ListParams::default().limit(20)).await {
                 Err(error) if is(&error, 404) => {
                     let crds = args.cluster.command("quartermaster crds | kubectl apply --server-side -f -");
                     anyhow::bail!("the CRD of TrackedFields is not installed ({crds})");
                 }
                 list => list.map_or_else(|_| Vec::new(), |list| list.items.iter().map(ResourceExt::name_any).collect()),
             };
-            let there = if there.is_empty() { "none at all".to_owned() } else { there.join(", ") };
+            let there = if there.is_empty() { "none at all there".to_owned() } else { there.join(", ") };
             anyhow::bail!("there is no TrackedField {} in namespace {namespace}; there is {there}", args.name);
         }
         Err(error) => anyhow::bail!(words(&error)),

@@ -15,6 +15,7 @@ use crate::cli::commands::Cluster;
 use crate::runtime::{client, cluster};
 
 pub mod adopt;
+pub mod going;
 pub mod history;
 pub mod lease;
 pub mod objects;

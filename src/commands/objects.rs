@@ -119,6 +119,9 @@ pub struct Object {
     /// What holds it up, where it is being deleted and somebody looked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<String>,
+    /// Only the operator lets it go, where somebody looked.
+    #[serde(skip)]
+    pub needs_operator: bool,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde asks so
@@ -141,6 +144,7 @@ impl Object {
             failed: 0,
             oldest_undelivered: None,
             held: Vec::new(),
+            needs_operator: false,
         };
         if kind.controller == tracked_field::NAME {
             row.track(object);

@@ -10,12 +10,11 @@ use kube::Client;
 use kube::core::DynamicObject;
 use tokio::time::{Instant, sleep};
 
-use super::lease;
 use super::objects::{self, Object, State};
 use super::paper::{Cell, Ink, Paper, count, span};
 use super::report::{Report, Seen, Who, Without, oldest, report};
 use super::uninstall::target::{How, Target};
-use super::{is, words, words_of_list};
+use super::{going, is, lease, words, words_of_list};
 use crate::cli::commands::{Output, StatusArgs};
 use crate::registry;
 use crate::runtime::crds;
@@ -75,7 +74,9 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
         let row = |object: DynamicObject| {
             let mut row = Object::of(kind, &object);
             if row.state == State::Deleting {
-                row.held = Target::of(kind, &object).held(How::default(), &args.scope.cluster);
+                let target = Target::of(kind, &object);
+                row.held = target.held(How::default(), &args.scope.cluster);
+                row.needs_operator = target.needs_operator();
             }
             row
         };
@@ -104,6 +105,12 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
     if seen.absent.len() == registry::KINDS.len() {
         let known = objects::is_kubernetes(client).await;
         anyhow::ensure!(known.map_err(|error| anyhow::anyhow!(words(&error)))?, objects::NO_KUBERNETES);
+    }
+    let stuck = seen.objects.iter().filter(|row| row.needs_operator);
+    let namespaces = stuck.map(|row| &*row.namespace).collect();
+    let ways = going::ways_out(client, namespaces, &args.lease, &args.scope.cluster).await;
+    for row in seen.objects.iter_mut().filter(|row| row.needs_operator) {
+        row.held.extend(ways.get(&row.namespace).cloned());
     }
     let operator = lease::at_a_glance(&lease::read(client, &args.lease.key()).await, Timestamp::now());
     Ok(report(operator, seen))

@@ -20,7 +20,7 @@ use self::crds::Crd;
 use self::target::{Children, How, ORDER, Step, Target, is_ours};
 use super::lease::{self, Looks, Operator};
 use super::paper::Paper;
-use super::{MANAGER, is, objects, words, words_of_list};
+use super::{MANAGER, going, is, objects, words, words_of_list};
 use crate::api::kind::Kind;
 use crate::cli::commands::{Cluster, UninstallArgs};
 use crate::runtime::signals::Signals;
@@ -188,7 +188,10 @@ impl Uninstall<'_> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        self.failed(&standing, out)
+        let stuck = standing.left.targets.iter().filter(|target| target.needs_operator());
+        let namespaces = stuck.map(|target| &*target.object.namespace).collect();
+        let ways = going::ways_out(&self.client, namespaces, &self.args.lease, self.cluster()).await;
+        self.failed(&standing, ways, out)
     }
 
     /// Goes round until all is gone, nothing moves any more, or it is time to end; whether all is gone.

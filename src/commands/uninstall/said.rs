@@ -1,5 +1,6 @@
 //! What `uninstall` says before it begins, and at its end.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::process::ExitCode;
 
@@ -116,8 +117,13 @@ impl Uninstall<'_> {
         Ok(())
     }
 
-    /// Something is left.
-    pub(super) fn failed(&self, standing: &Standing, out: &mut Paper) -> anyhow::Result<ExitCode> {
+    /// Something is left; the ways out of namespaces that are being deleted.
+    pub(super) fn failed(
+        &self,
+        standing: &Standing,
+        ways: BTreeMap<String, String>,
+        out: &mut Paper,
+    ) -> anyhow::Result<ExitCode> {
         let Standing { left, crds, operator } = standing;
         let mut number = left.targets.len();
         out.line("")?;
@@ -135,7 +141,7 @@ impl Uninstall<'_> {
             number += 1;
             out.line(format!("Left: CRD {}", crd.name))?;
         }
-        for way in ways::ways_out(&left.targets, operator, self.args) {
+        for way in ways.into_values().chain(ways::ways_out(&left.targets, operator, self.args)) {
             out.line("")?;
             out.line(way)?;
         }

@@ -1,8 +1,8 @@
 //! What gets out of what is left, and when that is no way. Pure.
 
 use super::target::Target;
-use crate::cli::LEASE;
-use crate::cli::commands::{LeaseOf, UninstallArgs};
+use crate::cli::commands::UninstallArgs;
+use crate::cli::{LEASE, LeaseOf};
 use crate::commands::lease::{self, Operator};
 use crate::controllers::my_ingress;
 use crate::runtime::Key;

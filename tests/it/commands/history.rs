@@ -37,6 +37,11 @@ async fn a_timeline_is_drawn() {
         said.contains("there is no TrackedField replica in namespace") && said.contains("there is replicas"),
         "{said}"
     );
+    let said = run.ends(1, &["history", "tf/replicas", "-n", "default"]).await;
+    assert!(
+        said.contains("no TrackedField replicas in namespace default") && said.contains(&format!("-n {here}")),
+        "{said}"
+    );
     let said = run.ends(2, &["history", "cp/hook", "-n", here]).await;
     assert!(said.contains("only these have a history"), "{said}");
 }

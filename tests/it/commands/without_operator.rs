@@ -170,3 +170,27 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
         .await
         .unwrap();
 }
+
+/// A namespace that is deleted takes the Role of an operator along whose rights are of that namespace.
+#[tokio::test]
+async fn who_is_stuck_in_a_namespace_that_goes_is_told_how_to_get_out() {
+    let bed = Bed::shared("going").await;
+    let here = bed.namespace.as_str();
+    let held = json!({ "metadata": { "finalizers": ["quartermaster.dev/copies"] }, "spec": {
+        "sourceNamespace": here, "configMapName": "settings", "destinationNamespace": here, "destinationName": "copy" } });
+    bed.create::<ConfigMapSync>("sync", held).await;
+    let run = Run::on(&bed);
+    let lease = "--leader-election-id=going";
+    bed.delete::<ConfigMapSync>("sync").await;
+    let way_out = format!("quartermaster uninstall --without-operator -n {here} {lease}");
+    let said = run.ends(0, &["status", "-n", here, lease]).await;
+    assert!(said.contains("the copies in other namespaces yet") && !said.contains(&way_out), "{said}");
+    bed.kubectl(&["delete", "namespace", here, "--wait=false"]).await;
+    let said = run.ends(0, &["status", "-n", here, lease]).await;
+    assert!(said.contains(&format!("namespace {here} is being deleted")) && said.contains(&way_out), "{said}");
+    let said = run.ends(1, &["uninstall", "-n", here, lease, "--yes", "--timeout=3s"]).await;
+    assert!(said.contains(&format!("namespace {here} is being deleted")) && said.contains(&way_out), "{said}");
+    let of_that = format!("--operator-namespace={SYSTEM}");
+    run.ends(0, &["uninstall", "--without-operator", "-n", here, lease, &of_that, "--yes"]).await;
+    assert!(bed.api::<ConfigMapSync>().get_opt("sync").await.unwrap().is_none());
+}
