@@ -22,6 +22,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . hack/demo/chat.sh
 work=$(mktemp -d "${TMPDIR:-/tmp}/quartermaster-demo-XXXXXX") # kubeconfigs and logs, for this user's eyes only
 readonly work
+export TMPDIR=$work # what a program leaves there that had to be killed goes with it
 
 exec {terminal}>&1
 bold='' green='' red='' plain=''

@@ -157,12 +157,7 @@ async fn what_the_apiserver_refuses() {
     let bed = Bed::shared("refused").await;
     let operator = Operator::start(&bed, Settings::default().flag("--retry-max=100ms")).await;
     for (name, field, value, words) in [
-        (
-            "quantity",
-            "resources",
-            json!({ "requests": { "cpu": "many" } }),
-            "quantities must match the regular expression",
-        ),
+        ("quantity", "resources", json!({ "requests": { "cpu": "-1" } }), "must be greater than or equal to 0"),
         (
             "limits",
             "resources",
@@ -196,7 +191,7 @@ async fn what_the_apiserver_refuses() {
     ready(&bed, "quantity").await;
     // Of one that runs: it goes on as it was.
     let mut spec = one();
-    spec["resources"] = json!({ "requests": { "cpu": "many" } });
+    spec["resources"] = json!({ "requests": { "cpu": "-1" } });
     respec(&bed, "quantity", spec).await;
     not_ready(&bed, "quantity", "Rejected").await;
     let app: AppService = bed.api().get("quantity").await.unwrap();
