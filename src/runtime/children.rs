@@ -72,6 +72,7 @@ pub struct Children<K, S> {
     client: Client,
     manager: &'static str,
     report: fn(&K) -> S,
+    lost: fn(&K, &K) -> bool,
     wake: Box<dyn Fn(&Key) + Send + Sync>,
     wanted: Arc<SetOnce<()>>,
     seen: Seen<S>,
@@ -86,12 +87,25 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         report: fn(&K) -> S,
         wake: impl Fn(&Key) + Send + Sync + 'static,
     ) -> Arc<Self> {
+        Self::that_may_lose(manager, writer, report, |_, _| false, wake)
+    }
+
+    /// The same of a kind of which the apiserver may answer an apply with something else: `lost` says so of what was sent and
+    /// what there is. It is then applied again.
+    pub fn that_may_lose(
+        manager: &mut Manager,
+        writer: &'static str,
+        report: fn(&K) -> S,
+        lost: fn(&K, &K) -> bool,
+        wake: impl Fn(&Key) + Send + Sync + 'static,
+    ) -> Arc<Self> {
         let places = manager.scope.places::<K>(&manager.client);
         let unlisted = places.iter().map(|(shard, _)| shard.clone()).collect();
         let children = Arc::new(Self {
             client: manager.client.clone(),
             manager: writer,
             report,
+            lost,
             wake: Box::new(wake),
             wanted: Arc::default(),
             seen: Seen::new(unlisted, manager.config.timings.resync),
@@ -141,7 +155,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             Look::Other => true,
         };
         let _asking = self.seen.asking(&key);
-        for _ in 0..TRIES {
+        for turn in 1..=TRIES {
             let mut refused = None;
             if !there {
                 match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
@@ -173,7 +187,8 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             }
             let applied = live.annotations().get(APPLIED) == Some(&digest);
             let managed = live.meta().managed_fields.as_deref().unwrap_or_default();
-            if claim == Claim::Ours && applied && managed_fields::holds(managed, self.manager, &whole) {
+            let lost = turn < TRIES && (self.lost)(&desired, &live);
+            if claim == Claim::Ours && applied && !lost && managed_fields::holds(managed, self.manager, &whole) {
                 self.wrote(&key, &live, digest);
                 return Ok(());
             }
@@ -193,6 +208,9 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                 Self::sent(&key, apply::metadata(&api, self.manager, &live, taken).await)?;
             }
             let applied = Self::sent(&key, apply::apply(&api, self.manager, &desired).await)?;
+            if turn < TRIES && (self.lost)(&desired, &applied) {
+                continue;
+            }
             self.wrote(&key, &applied, digest);
             return Ok(());
         }

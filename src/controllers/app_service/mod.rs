@@ -126,7 +126,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         client: manager.client.clone(),
         apps: apps.store.clone(),
         deployments: Children::new(manager, MANAGER, Running::of, wake()),
-        services: Children::new(manager, MANAGER, Served::of, wake()),
+        services: Children::that_may_lose(manager, MANAGER, Served::of, settle::lost_a_port, wake()),
         autoscalers: Children::new(manager, MANAGER, |_| (), wake()),
         ingresses: Children::new(manager, MANAGER, |_| (), wake()),
         events: manager.events(NAME),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ContainerPort, Service};
+use k8s_openapi::api::core::v1::{ContainerPort, Service, ServicePort};
 use kube::{Api, Resource};
 
 use super::standing::{Rollout, SUSPENDED};
@@ -186,6 +186,18 @@ fn has_twins(ports: &[ContainerPort]) -> bool {
     let protocol = |port: &ContainerPort| port.protocol.clone().unwrap_or_else(|| TCP.into());
     let once: BTreeSet<_> = ports.iter().map(|port| (port.container_port, protocol(port))).collect();
     once.len() < ports.len()
+}
+
+/// Whether a port on the nodes that was asked for is not what the Service has. An apiserver whose cache is behind takes it, and
+/// keeps the one from before.
+pub fn lost_a_port(sent: &Service, there: &Service) -> bool {
+    let ports =
+        |service: &Service| service.spec.iter().flat_map(|spec| spec.ports.clone().unwrap_or_default()).collect();
+    let (sent, there): (Vec<_>, Vec<_>) = (ports(sent), ports(there));
+    let is_there = |port: &ServicePort| {
+        there.iter().any(|it| (it.port, &it.protocol, it.node_port) == (port.port, &port.protocol, port.node_port))
+    };
+    sent.iter().any(|port| port.node_port.is_some() && !is_there(port))
 }
 
 impl AppServices {

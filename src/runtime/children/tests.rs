@@ -18,6 +18,27 @@ fn name() -> ResourceName {
     ResourceName { api_version: "v1".into(), plural: "configmaps".into() }
 }
 
+/// Of these the apiserver loses `data` now and then.
+fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
+    let maps = Maps {
+        client,
+        manager: "quartermaster/test",
+        report: |_| (),
+        lost: |sent, there| sent.data != there.data,
+        wake: Box::new(wake),
+        wanted: Arc::default(),
+        seen: Seen::new([None].into(), Duration::from_mins(30)),
+    };
+    maps.seen.settled(None);
+    maps
+}
+
+fn owner() -> Owner {
+    let owner =
+        json!({ "spec": { "type": "Telegram" }, "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
+    Owner::of(&serde_json::from_value::<ContactPoint>(owner).unwrap()).unwrap()
+}
+
 /// The watch may be faster than the answer, and does not say it again: without a further pass the child would stay away.
 #[rstest]
 #[case::it_is_gone(|maps: &Maps, made| maps.gone(&name(), made), true)]
@@ -30,21 +51,11 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
 ) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
     let woken = Arc::new(Mutex::new(Vec::new()));
-    let maps = Maps {
-        client: Client::new(service, "shop"),
-        manager: "quartermaster/test",
-        report: |_| (),
-        wake: Box::new({
-            let woken = Arc::clone(&woken);
-            move |owner| woken.lock().unwrap().push(owner.clone())
-        }),
-        wanted: Arc::default(),
-        seen: Seen::new([None].into(), Duration::from_mins(30)),
-    };
-    maps.seen.settled(None);
-    let owner =
-        json!({ "spec": { "type": "Telegram" }, "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
-    let owner = Owner::of(&serde_json::from_value::<ContactPoint>(owner).unwrap()).unwrap().fresh(true);
+    let maps = maps(Client::new(service, "shop"), {
+        let woken = Arc::clone(&woken);
+        move |owner| woken.lock().unwrap().push(owner.clone())
+    });
+    let owner = owner().fresh(true);
     let desired = json!({ "metadata": { "namespace": "shop", "name": "child" } });
     let answer = async {
         let (request, answer) = apiserver.next_request().await.unwrap();
@@ -62,4 +73,36 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
     let expected = if may_be_gone { vec![Key::new("shop", "web")] } else { Vec::new() };
     assert_eq!(*woken.lock().unwrap(), expected);
     assert_eq!(maps.seen.known(&Key::new("shop", "child")).is_none(), may_be_gone);
+}
+
+/// It is asked for again, though not for ever: at the next change of the child, or of what is wanted.
+#[rstest]
+#[case::once(1, 2)]
+#[case::always(usize::MAX, TRIES)]
+#[tokio::test]
+async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case] wanted: usize) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let desired = json!({ "metadata": { "namespace": "shop", "name": "child" }, "data": { "port": "2" } });
+    let mut live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
+        "labels": { OWNER_UID: "u" } }, "data": { "port": "1" } });
+    let mut applied = 0;
+    let answers = async {
+        while let Some((request, answer)) = apiserver.next_request().await {
+            if request.headers().get(http::header::CONTENT_TYPE).is_some_and(|it| it == "application/apply-patch+yaml")
+            {
+                applied += 1;
+                if applied > loses {
+                    live["data"]["port"] = "2".into();
+                }
+            }
+            answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
+        }
+    };
+    let settled = async {
+        maps.settle(&owner(), serde_json::from_value(desired).unwrap(), |_| true, &[]).await.unwrap();
+        drop(maps);
+    };
+    tokio::join!(settled, answers);
+    assert_eq!(applied, wanted);
 }
