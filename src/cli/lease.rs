@@ -39,12 +39,19 @@ impl LeaseOf {
 
     /// What says the same again, in a command that is shown; empty where it goes without saying.
     pub fn flags(&self) -> String {
-        let LeaseFlags { operator_namespace, leader_election_id } = &self.flags;
-        let flag = |name: &str, value: &str, default: &str| {
-            if value.is_empty() || value == default { String::new() } else { format!(" --{name}={value}") }
+        let Key { namespace, .. } = self.key();
+        let place = if *namespace == *OPERATOR_NAMESPACE {
+            String::new()
+        } else {
+            format!(" --operator-namespace={namespace}")
         };
-        flag("operator-namespace", operator_namespace, OPERATOR_NAMESPACE)
-            + &flag("leader-election-id", leader_election_id, LEASE)
+        place + &self.name_flag()
+    }
+
+    /// Its part that says the name.
+    pub fn name_flag(&self) -> String {
+        let name = &self.flags.leader_election_id;
+        if name == LEASE { String::new() } else { format!(" --leader-election-id={name}") }
     }
 
     /// Where it is.

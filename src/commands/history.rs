@@ -12,6 +12,7 @@ use crate::api::TrackedField;
 use crate::api::common::WAITING;
 use crate::api::tracked_field::{Action, Delivery, Entry};
 use crate::cli::commands::{HistoryArgs, Output};
+use crate::runtime::crds;
 use crate::runtime::telemetry::causes;
 
 /// How long the longest bar is.
@@ -42,8 +43,8 @@ pub async fn run(client: Client, args: &HistoryArgs, out: &mut Paper) -> anyhow:
             }
             let there = match api.list_metadata(&ListParams::default().limit(20)).await {
                 Err(error) if is(&error, 404) => {
-                    let crds = args.cluster.command("quartermaster crds | kubectl apply --server-side -f -");
-                    anyhow::bail!("the CRD of TrackedFields is not installed ({crds})");
+                    let install = args.cluster.command(crds::INSTALL);
+                    anyhow::bail!("the CRD of TrackedFields is not installed ({install})");
                 }
                 list => list.map_or_else(|_| Vec::new(), |list| list.items.iter().map(ResourceExt::name_any).collect()),
             };

@@ -23,8 +23,6 @@ use crate::runtime::conditions::READY;
 pub const PAGE: u32 = 500;
 /// What something that is no apiserver is told to be.
 pub const NO_KUBERNETES: &str = "this is no apiserver of Kubernetes: it tells no version";
-/// Has this version's CRDs take the place of those that are there.
-pub const INSTALL: &str = "quartermaster crds | kubectl apply --server-side --force-conflicts -f -";
 /// The reason of every kind's condition while `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
 

@@ -194,11 +194,11 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
         if report.operator.state == "Runs" {
             out.line(format!("Served only by an operator of its version: {name} {message}"))?;
         } else {
-            out.line(format!("Not served: {name} {message} ({})", cluster.command(objects::INSTALL)))?;
+            out.line(format!("Not served: {name} {message} ({})", cluster.command(crds::REPLACE)))?;
         }
     }
     if !absent.is_empty() {
-        let install = cluster.command("quartermaster crds | kubectl apply --server-side -f -");
+        let install = cluster.command(crds::INSTALL);
         out.line(format!("Not installed: {} ({install})", absent.join(", ")))?;
     }
     Ok(())

@@ -14,6 +14,11 @@ use crate::api::common::SCHEMA;
 use crate::api::kind::Kind;
 use crate::api::schema::SchemaMark;
 
+/// Installs this version's CRDs where there are none.
+pub const INSTALL: &str = "quartermaster crds | kubectl apply --server-side -f -";
+/// Has them take the place of those that are there.
+pub const REPLACE: &str = "quartermaster crds | kubectl apply --server-side --force-conflicts -f -";
+
 /// What is known of a CRD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Presence {
@@ -73,9 +78,7 @@ fn missing(name: &str) -> Presence {
 
 fn judge(name: &str, crd: &PartialObjectMeta<CustomResourceDefinition>, ours: &SchemaMark) -> Presence {
     match unlike(crd, ours) {
-        Some(what) => Presence::Absent(format!(
-            "CRD {name} {what} (quartermaster crds | kubectl apply --server-side --force-conflicts -f -)"
-        )),
+        Some(what) => Presence::Absent(format!("CRD {name} {what} ({REPLACE})")),
         None => Presence::Present,
     }
 }

@@ -14,6 +14,7 @@ use crate::api::common::SCHEMA;
 use crate::commands::lease::{self, Looks, Operator};
 use crate::commands::paper::Paper;
 use crate::commands::{objects, words};
+use crate::runtime::crds;
 
 impl Uninstall<'_> {
     /// Shows what is to go from the cluster `called`, and asks. Where it is to go on: what is known of the operator, and
@@ -114,7 +115,7 @@ impl Uninstall<'_> {
                  deleted. Install this program's CRDs over it, and run this again: {}",
                 target.kind.crd_name(),
                 target.title(),
-                self.cluster().command(objects::INSTALL)
+                self.cluster().command(crds::REPLACE)
             );
         }
         targets.retain(|target| !is_foreign(target));

@@ -1,8 +1,8 @@
 //! What gets out of what is left, and when that is no way. Pure.
 
 use super::target::Target;
+use crate::cli::LeaseOf;
 use crate::cli::commands::UninstallArgs;
-use crate::cli::{LEASE, LeaseOf};
 use crate::commands::lease::{self, Operator};
 use crate::controllers::my_ingress;
 use crate::runtime::Key;
@@ -14,9 +14,7 @@ const UNKNOWN: &str =
 pub fn ways_out(left: &[Target], operator: &Operator, args: &UninstallArgs) -> Vec<String> {
     let UninstallArgs { scope, lease, .. } = args;
     let place = scope.namespace().map_or_else(String::new, |namespace| format!(" -n {namespace}"));
-    let at = lease.key();
-    let id = lease.said_name().filter(|name| *name != LEASE);
-    let id = id.map_or_else(String::new, |name| format!(" --leader-election-id={name}"));
+    let id = lease.said_name().map_or_else(String::new, |_| lease.name_flag());
     let said = lease.said_namespace().map_or_else(String::new, |name| format!(" --operator-namespace={name}"));
     let mut ways = Vec::new();
     if !left.iter().any(Target::needs_operator) {
@@ -32,8 +30,7 @@ pub fn ways_out(left: &[Target], operator: &Operator, args: &UninstallArgs) -> V
         Operator::Runs(_) | Operator::Late(..) | Operator::NotYet(_) => {}
         Operator::Stopped(why) => {
             // Its Lease was seen there, whoever said where to look.
-            let id = if *at.name == *LEASE { String::new() } else { format!(" --leader-election-id={}", at.name) };
-            let seen = format!(" --operator-namespace={}{id}", at.namespace);
+            let seen = format!(" --operator-namespace={}{}", lease.key().namespace, lease.name_flag());
             ways.push(format!("The operator does not run: {why}. {again}; or, {}", alone(&seen)));
         }
         Operator::Absent(why) if said.is_empty() => ways.push(format!(

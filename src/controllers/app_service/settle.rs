@@ -191,13 +191,14 @@ fn has_twins(ports: &[ContainerPort]) -> bool {
 /// Whether a port on the nodes that was asked for is not what the Service has. An apiserver whose cache is behind takes it, and
 /// keeps the one from before.
 pub fn lost_a_port(sent: &Service, there: &Service) -> bool {
-    let ports =
-        |service: &Service| service.spec.iter().flat_map(|spec| spec.ports.clone().unwrap_or_default()).collect();
-    let (sent, there): (Vec<_>, Vec<_>) = (ports(sent), ports(there));
     let is_there = |port: &ServicePort| {
-        there.iter().any(|it| (it.port, &it.protocol, it.node_port) == (port.port, &port.protocol, port.node_port))
+        ports(there).any(|it| (it.port, &it.protocol, it.node_port) == (port.port, &port.protocol, port.node_port))
     };
-    sent.iter().any(|port| port.node_port.is_some() && !is_there(port))
+    ports(sent).any(|port| port.node_port.is_some() && !is_there(port))
+}
+
+fn ports(service: &Service) -> impl Iterator<Item = &ServicePort> {
+    service.spec.iter().flat_map(|spec| spec.ports.iter().flatten())
 }
 
 impl AppServices {
@@ -340,8 +341,7 @@ impl AppServices {
     /// apiserver keeps it for the name alone.
     async fn service(&self, owner: &Owner, key: &Key, service: Service) -> Result<(), Trouble> {
         let lives = |uid: &str| self.lives(uid);
-        let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
-        let chosen: Vec<_> = ports
+        let chosen: Vec<_> = ports(&service)
             .filter(|port| port.node_port.is_none())
             .map(|port| {
                 let protocol = port.protocol.as_deref().unwrap_or(TCP);

@@ -47,7 +47,7 @@ impl ConfigMapSyncs {
     async fn left(&self, sync: &ConfigMapSync, owner: &Owner) -> kube::Result<BTreeSet<Key>> {
         // What was restored from a backup has another label.
         self.index.ready().await;
-        let mut left: BTreeSet<_> = self.copies.those(owner, &|uid: &str| self.lives(uid)).into_iter().collect();
+        let mut left: BTreeSet<_> = self.ours(owner).into_iter().collect();
         // In its own namespace an owner reference is a mark too: without the label it is not listed, and would go after its owner.
         let here = self.plan(sync).ok().filter(|_| sync.spec.orphans());
         left.extend(here.map(|plan| Key::new(owner.namespace(), &plan.name)));

@@ -224,9 +224,10 @@ impl ConfigMapSyncs {
             Ok(Some(source)) => source,
             Ok(None) => {
                 let words = format!("ConfigMap {} does not exist: create it; what was copied of it stays", plan.source);
-                let there = self.copies.those(owner, &|uid: &str| self.lives(uid));
-                let there = there.into_iter().filter(|copy| wanted.contains(copy)).collect();
-                let Done { wrote, snags, failure } = Done::of(self.clear(owner, sync, &wanted, &there).await.0);
+                let ours = self.ours(owner);
+                let there = ours.iter().filter(|copy| wanted.contains(copy)).cloned().collect();
+                let (cleared, _) = self.clear(owner, sync, ours, &wanted, &there).await;
+                let Done { wrote, snags, failure } = Done::of(cleared);
                 let came = Came::Blocked { reason: Reason::SourceNotFound, words };
                 return Ok(Pass { came, wrote, asks: !snags.is_empty(), failure });
             }
@@ -240,7 +241,7 @@ impl ConfigMapSyncs {
         };
         let mut done: Vec<_> = stream::iter(destinations.into_iter().map(serve)).buffered(AT_ONCE).collect().await;
         let right = done.iter().filter(|(_, result)| result.is_ok()).map(|(copy, _)| copy.clone()).collect();
-        let (cleared, stay) = self.clear(owner, sync, &wanted, &right).await;
+        let (cleared, stay) = self.clear(owner, sync, self.ours(owner), &wanted, &right).await;
         done.extend(cleared);
         let Done { wrote, mut snags, failure } = Done::of(done);
         snags.extend(plan.refused.iter().map(|(namespace, refused)| Snag {
@@ -258,17 +259,22 @@ impl ConfigMapSyncs {
         })
     }
 
-    /// Takes away what is not wanted any more, once what takes its place is `there`; of each copy, whether there was one, and
-    /// how many stay.
+    /// The copies that it has, wanted or not.
+    fn ours(&self, owner: &Owner) -> Vec<Key> {
+        self.copies.those(owner, &|uid: &str| self.lives(uid))
+    }
+
+    /// Takes away what of `ours` is not wanted any more, once what takes its place is `there`; of each copy, whether there was
+    /// one, and how many stay.
     async fn clear(
         &self,
         owner: &Owner,
         sync: &ConfigMapSync,
+        ours: Vec<Key>,
         wanted: &BTreeSet<Key>,
         there: &BTreeSet<Key>,
     ) -> (Vec<(Key, Served)>, usize) {
-        let others = self.copies.those(owner, &|uid: &str| self.lives(uid)).into_iter();
-        let others = others.filter(|copy| !wanted.contains(copy));
+        let others = ours.into_iter().filter(|copy| !wanted.contains(copy));
         let (stay, go): (Vec<_>, Vec<_>) = others.partition(|copy| plan::stays(copy, wanted, there));
         (self.release(owner, sync, go).await, stay.len())
     }
