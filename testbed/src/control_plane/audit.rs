@@ -178,10 +178,14 @@ pub fn refuses(log: &Path) -> bool {
 /// # Errors
 /// The file cannot be read, or a line cannot be understood.
 pub fn kept(log: &Path) -> Result<Vec<Request>> {
-    BufReader::new(File::open(log)?)
-        .lines()
-        .filter_map(|line| line.map_err(Into::into).and_then(|line| parse(&line)).transpose())
-        .collect()
+    let mut lines = BufReader::new(File::open(log)?);
+    let (mut requests, mut line) = (Vec::new(), Vec::new());
+    // What a kill -9 left of the last line has no end.
+    while lines.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
+        requests.extend(parse(&String::from_utf8_lossy(&line))?);
+        line.clear();
+    }
+    Ok(requests)
 }
 
 #[derive(Deserialize)]
@@ -301,6 +305,21 @@ mod tests {
         let minute_ago = now - jiff::SignedDuration::from_mins(1);
         assert_eq!(logs(folder.path(), minute_ago).unwrap(), std::slice::from_ref(&new));
         assert!(refuses(&new) && !refuses(&old));
+    }
+
+    #[test]
+    fn what_a_kill_left_of_the_last_line_is_no_request() {
+        let folder = crate::process::Folder::new().unwrap();
+        let log = folder.path().join("audit.log");
+        let whole = line("ResponseComplete", "create", 201).replace("alice", "älice");
+        let second_byte = whole.find('ä').unwrap() + 1;
+        for cut in [1, 20, second_byte, whole.len() - 1, whole.len()] {
+            let left = [whole.as_bytes(), b"\n", &whole.as_bytes()[..cut]].concat();
+            std::fs::write(&log, &left).unwrap();
+            assert_eq!(kept(&log).unwrap().len(), 1, "{cut} bytes left");
+            std::fs::write(&log, [&left, whole.as_bytes(), b"\n"].concat()).unwrap();
+            assert_eq!(kept(&log).unwrap().len(), 2, "{cut} bytes left, and a start after the kill");
+        }
     }
 
     #[test]
