@@ -48,8 +48,13 @@ pub(super) struct Follower {
     pub(super) merged: usize,
 }
 
+/// What had been shown when a read began.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Asked(Option<u64>);
+
 /// The state that was buffered last: the same again is no news.
 pub(super) struct Newest {
+    /// Of one that is gone, too.
     pub(super) uid: Option<String>,
     pub(super) version: Option<u64>,
     pub(super) value: Option<Observed>,
@@ -79,11 +84,13 @@ impl Follower {
         let version = object.resource_version().and_then(|version| version.parse().ok());
         if let Some(newest) = &mut self.newest {
             // A watch that lags behind a read shows what the read has overtaken.
-            if version.is_some() && version <= newest.version {
+            let older = version.is_some() && version <= newest.version;
+            let ended = newest.value.is_none() && newest.uid.is_some() && newest.uid == uid;
+            if older || ended {
                 return false;
             }
             if newest.value == value && (value.is_none() || newest.uid == uid) {
-                newest.version = version;
+                (newest.uid, newest.version) = (uid, version);
                 return false;
             }
         }
@@ -98,8 +105,17 @@ impl Follower {
         true
     }
 
+    /// To be taken before a read begins.
+    pub(super) fn asks(&self) -> Asked {
+        Asked(self.newest.as_ref().and_then(|newest| newest.version))
+    }
+
     /// Takes in what a read shows, `None` if there is nothing; `false` if it is to be read once more in a moment.
-    pub(super) fn read(&mut self, state: Option<(&DynamicObject, Observed)>) -> bool {
+    pub(super) fn read(&mut self, asked: Asked, state: Option<(&DynamicObject, Observed)>) -> bool {
+        // Nothing has no version: the watch may have shown what was made after the apiserver had looked.
+        if state.is_none() && asked != self.asks() {
+            return false;
+        }
         let known = self.newest.as_ref().is_some_and(|newest| match &state {
             Some((object, value)) => newest.value.as_ref() == Some(value) && newest.uid == object.uid(),
             None => newest.value.is_none(),
@@ -117,7 +133,8 @@ impl Follower {
                 self.observe(object, Some(value));
             }
             None => {
-                self.push(None, None, None);
+                let uid = self.newest.take().and_then(|newest| newest.uid);
+                self.push(uid, None, None);
             }
         }
         true

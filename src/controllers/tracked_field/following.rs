@@ -153,11 +153,11 @@ impl<T: Transport> TrackedFields<T> {
         let mut tracked = tracked?;
         self.follow_as(object, &tracked, &field);
         self.hub.ensure(&resolved.resource, resolved.namespaced);
-        if self.tracker.unread(key, self.terms.resync) {
+        if let Some(asked) = self.tracker.unread(key, self.terms.resync) {
             match tracked.api.get_opt(&target.name).await {
                 Ok(found) => {
                     let whose = Whose::of(object);
-                    tracked.doubted = !self.tracker.read(key, &whose, &tracked.target, found.as_ref());
+                    tracked.doubted = !self.tracker.read(key, &whose, &tracked.target, asked, found.as_ref());
                 }
                 Err(kube::Error::Api(status)) if status.code == 403 => {
                     let message = status.message.clone();

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tracing::warn;
 
 use super::field::Field;
-use super::follower::{Follower, Whose};
+use super::follower::{Asked, Follower, Whose};
 use super::history::Observation;
 use super::target::TargetKey;
 use crate::api::TrackedField;
@@ -154,19 +154,27 @@ impl Tracker {
         of_resource.map(|(_, watch)| watch.turn).max().unwrap_or_default()
     }
 
-    /// Whether the target's present state has to be read: the watch may have shown it already, or has not said anything
-    /// certain for longer than `trusted` (a watch may miss something, deletions above all).
-    pub fn unread(&self, key: &Key, trusted: Duration) -> bool {
+    /// Asks for the target's present state to be read, if it has to be: the watch may have shown it already, or has not
+    /// said anything certain for longer than `trusted` (a watch may miss something, deletions above all).
+    pub fn unread(&self, key: &Key, trusted: Duration) -> Option<Asked> {
         let state = self.state();
-        let follower = state.followers.get(key);
-        follower.is_some_and(|it| it.unread || it.doubted || it.certain.elapsed() > trusted)
+        let follower = state.followers.get(key)?;
+        let unread = follower.unread || follower.doubted || follower.certain.elapsed() > trusted;
+        unread.then(|| follower.asks())
     }
 
     /// The present state of `target`, as read: `None` is an object that does not exist. `false` if it is to be read once
     /// more in a moment: the watch showed something else last, and what lies between is lost unless it still comes.
     ///
     /// A read takes time: whoever is followed by then may be another, and has to be read for anew.
-    pub fn read(&self, key: &Key, whose: &Whose, target: &TargetKey, object: Option<&DynamicObject>) -> bool {
+    pub fn read(
+        &self,
+        key: &Key,
+        whose: &Whose,
+        target: &TargetKey,
+        asked: Asked,
+        object: Option<&DynamicObject>,
+    ) -> bool {
         let read = match object {
             Some(object) => match whole(object) {
                 Some(whole) => Some((object, whole)),
@@ -179,7 +187,7 @@ impl Tracker {
             return true;
         };
         let read = read.map(|(object, whole)| (object, follower.field.extract(&whole)));
-        follower.read(read)
+        follower.read(asked, read)
     }
 
     /// What is to be recorded for `key`, if it is `whose` that is followed.

@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use testbed::proxy::{Ending, Match, Seen, Verb};
+use testbed::proxy::{Ending, Fault, Match, Point, Seen, Then, Times, Verb};
 use testbed::wait::until;
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::{Scene, caught_up, scene};
 use crate::support::SOON;
@@ -95,6 +97,41 @@ async fn after_a_gap_there_is_one_entry_for_the_net_change() {
             bed.delivered("web", &expected).await;
         }
     }
+    scene.assert_well_told();
+}
+
+/// What is tracked before it exists is read, and found to be absent. The answer comes late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_that_the_watch_has_overtaken_ends_nothing() {
+    let scene = scene("overtaken", &["web"], &[]).await;
+    let bed = &scene.bed;
+    let (asked, shown) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let late = Fault::hook(Point::AfterApplied, {
+        let (asked, shown) = (Arc::clone(&asked), Arc::clone(&shown));
+        move |_| {
+            let (asked, shown) = (Arc::clone(&asked), Arc::clone(&shown));
+            async move {
+                asked.notify_one();
+                shown.notified().await;
+                Then::GoOn
+            }
+        }
+    });
+    scene.proxy.inject(Match::verb(Verb::Get).resource("deployments").name("late"), Times::First(1), late);
+    bed.track("late", "Deployment", "late", "replicas", "hook").await;
+    timeout(SOON, asked.notified()).await.expect("what is followed from the middle of a watch is read");
+    bed.deployment("late", 1).await;
+    // A marker: what the watch showed before was taken in.
+    bed.scale("web", 2).await;
+    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    shown.notify_one();
+    until("it is read once more", SOON, async || {
+        Ok((scene.proxy.count(&Match::verb(Verb::Get).resource("deployments").name("late")) == 2).then_some(()))
+    })
+    .await
+    .unwrap();
+    bed.scale("late", 2).await;
+    bed.delivered("late", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
     scene.assert_well_told();
 }
 

@@ -28,7 +28,12 @@ impl Follower {
 
     /// A read gives version `version`.
     fn got(&mut self, version: u32, value: &str) -> bool {
-        self.read(Some((&object("u", version), Observed::of_text(value))))
+        self.read(self.asks(), Some((&object("u", version), Observed::of_text(value))))
+    }
+
+    /// A read finds nothing.
+    fn got_nothing(&mut self) -> bool {
+        self.read(self.asks(), None)
     }
 
     /// What was buffered since the last time; `None` is that it is gone.
@@ -91,11 +96,11 @@ fn what_is_read_twice_is_believed() {
     assert_eq!(follower.told(), values(&["a", "c"]));
     assert!(!follower.doubted);
 
-    assert!(!follower.read(None));
+    assert!(!follower.got_nothing());
     assert_eq!(follower.told(), []);
-    assert!(follower.read(None));
+    assert!(follower.got_nothing());
     assert_eq!(follower.told(), [None]);
-    assert!(follower.read(None), "that is known");
+    assert!(follower.got_nothing(), "that is known");
     assert_eq!(follower.told(), []);
 }
 
@@ -104,7 +109,7 @@ fn what_has_to_be_read_is_believed_at_once() {
     let mut follower = follower(false);
     follower.shown(5, "a");
     follower.unread = true;
-    assert!(follower.read(None), "a list did not show it either");
+    assert!(follower.got_nothing(), "a list did not show it either");
     assert!(!follower.unread);
     assert_eq!(follower.told(), [Some("a".into()), None]);
 }
@@ -114,6 +119,35 @@ fn one_of_another_uid_is_news_whatever_its_value() {
     let mut follower = follower(false);
     follower.shown(5, "a");
     assert!(follower.observe(&object("v", 8), Some(Observed::of_text("a"))));
-    assert!(!follower.read(Some((&object("w", 9), Observed::of_text("a")))), "nor is that known to a read");
+    let read = Some((&object("w", 9), Observed::of_text("a")));
+    assert!(!follower.read(follower.asks(), read), "nor is that known to a read");
     assert_eq!(follower.told(), values(&["a", "a"]));
+}
+
+#[test]
+fn what_was_shown_since_a_read_began_is_not_gone() {
+    for mut follower in [follower(true), follower(false)] {
+        let before = follower.asks();
+        assert!(follower.shown(5, "a"));
+        assert!(!follower.read(before, None), "to be read once more");
+        let before = follower.asks();
+        assert!(!follower.shown(6, "a"), "no news, but it is there");
+        assert!(!follower.read(before, None));
+        assert!(follower.got(6, "a"));
+        assert_eq!(follower.told(), values(&["a"]));
+    }
+}
+
+#[test]
+fn what_is_gone_is_shown_by_a_watch_that_lags_behind_only() {
+    let mut follower = follower(false);
+    follower.shown(5, "a");
+    follower.unread = true;
+    assert!(follower.got_nothing());
+    assert!(!follower.shown(7, "b"));
+    assert!(!follower.observe(&object("u", 8), None));
+    assert_eq!(follower.told(), [Some("a".into()), None]);
+    assert!(follower.observe(&object("v", 9), Some(Observed::of_text("a"))), "one that was made anew");
+    assert!(follower.observe(&object("v", 10), None));
+    assert_eq!(follower.told(), [Some("a".into()), None]);
 }

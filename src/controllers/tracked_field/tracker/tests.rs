@@ -87,11 +87,11 @@ fn a_read_counts_for_none_but_whom_it_was_made_for(#[case] before: (&str, &str),
     let key = Key::new("shop", "it");
     let (old, new) = (whose(before.0, before.1), whose(after.0, after.1));
     let tracker = following(&key, &old, &target(before.1));
-    assert!(tracker.unread(&key, Duration::MAX));
+    let asked = tracker.unread(&key, Duration::MAX).unwrap();
     assert!(follow(&tracker, &key, &new, &target(after.1)));
     for read in [Some(object(before.1, 9, "old")), None] {
-        assert!(tracker.read(&key, &old, &target(before.1), read.as_ref()), "nothing to read once more");
-        assert!(tracker.unread(&key, Duration::MAX), "the new one is still to be read");
+        assert!(tracker.read(&key, &old, &target(before.1), asked, read.as_ref()), "nothing to read once more");
+        assert!(tracker.unread(&key, Duration::MAX).is_some(), "the new one is still to be read");
         assert_eq!(tracker.exists(&key), None);
         assert_eq!(taken(&tracker, &key, &new), []);
     }
@@ -108,10 +108,11 @@ fn a_read_of_another_resource_counts_for_none() {
     let mut before = now.clone();
     before.resource.api_version = "v1beta1".into();
     let tracker = following(&key, &whose, &now);
-    assert!(tracker.read(&key, &whose, &before, Some(&object("a", 9, "old"))));
-    assert!(tracker.unread(&key, Duration::MAX));
-    assert!(tracker.read(&key, &whose, &now, Some(&object("a", 9, "new"))));
-    assert!(!tracker.unread(&key, Duration::MAX));
+    let asked = tracker.unread(&key, Duration::MAX).unwrap();
+    assert!(tracker.read(&key, &whose, &before, asked, Some(&object("a", 9, "old"))));
+    assert!(tracker.unread(&key, Duration::MAX).is_some());
+    assert!(tracker.read(&key, &whose, &now, asked, Some(&object("a", 9, "new"))));
+    assert!(tracker.unread(&key, Duration::MAX).is_none());
     assert_eq!(taken(&tracker, &key, &whose), [Some("new".to_owned())]);
 }
 
