@@ -6,7 +6,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
-use super::paper::{Cell, Ink, Paper, count, stamp};
+use super::paper::{Cell, Ink, Paper, count, shorten, stamp};
 use super::{is, words};
 use crate::api::TrackedField;
 use crate::api::common::WAITING;
@@ -17,8 +17,6 @@ use crate::runtime::telemetry::causes;
 
 /// How long the longest bar is.
 const BAR: usize = 24;
-/// How much of a value is shown.
-const SHOWN: usize = 60;
 
 /// Draws it.
 ///
@@ -156,13 +154,6 @@ fn value(entry: &Entry, most: Option<f64>) -> String {
         );
     }
     text
-}
-
-fn shorten(value: &str) -> String {
-    if value.chars().count() <= SHOWN {
-        return value.to_owned();
-    }
-    format!("{}…", value.chars().take(SHOWN - 1).collect::<String>())
 }
 
 fn delivery(entry: &Entry) -> Cell {

@@ -55,6 +55,9 @@ impl<T: AsRef<str>> From<T> for Cell {
     }
 }
 
+/// How much of a value is shown, in characters.
+const SHOWN: usize = 60;
+
 /// Where it is printed.
 pub struct Paper {
     out: Box<dyn Write>,
@@ -179,6 +182,14 @@ fn escaped(text: &str, escape: impl Fn(char, &mut String)) -> String {
         }
         shown
     })
+}
+
+/// The beginning of a value that is too long for a line.
+pub fn shorten(value: &str) -> String {
+    if value.chars().count() <= SHOWN {
+        return value.to_owned();
+    }
+    format!("{}…", value.chars().take(SHOWN - 1).collect::<String>())
 }
 
 /// A moment, to the second.

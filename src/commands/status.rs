@@ -11,7 +11,7 @@ use kube::core::DynamicObject;
 use tokio::time::{Instant, sleep};
 
 use super::objects::{self, Object, State};
-use super::paper::{Cell, Ink, Paper, count, span};
+use super::paper::{Cell, Ink, Paper, count, shorten, span};
 use super::report::{Report, Seen, Who, Without, oldest, report};
 use super::uninstall::target::{How, Target};
 use super::{going, is, lease, words, words_of_list};
@@ -164,7 +164,7 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
         if let Some(object) = oldest(objects)
             && let Some(message) = &object.oldest_undelivered
         {
-            let value = message.value.as_deref().map_or_else(String::new, |value| format!(" {value:?}"));
+            let value = message.value.as_deref().map_or_else(String::new, |value| format!(" {:?}", shorten(value)));
             let since = message.time.map_or_else(String::new, |time| format!(", for {}", span(past(now, time))));
             let all = usize::try_from(report.summary.undelivered).unwrap_or(usize::MAX);
             out.line(format!(

@@ -33,12 +33,14 @@ pub fn is_to_be_handed_over(managed: &[ManagedFieldsEntry], manager: &str, left:
     left.iter().any(|path| find(applied, path).is_some()) || updated.as_object().is_some_and(|rest| !rest.is_empty())
 }
 
-/// Who says something at `path` through this subresource.
-pub fn who_says<'a>(managed: &'a [ManagedFieldsEntry], subresource: &str, path: &[&str]) -> Option<&'a str> {
-    let says = |entry: &&ManagedFieldsEntry| {
-        entry.subresource.as_deref() == Some(subresource) && find(fields(entry), path).is_some()
-    };
-    managed.iter().find(says)?.manager.as_deref()
+/// Who says something at `path` where `manager`, which applied the object, says nothing any more.
+pub fn who_took<'a>(managed: &'a [ManagedFieldsEntry], manager: &str, path: &[&str]) -> Option<&'a str> {
+    let (ours, theirs): (Vec<_>, Vec<_>) = managed.iter().partition(|entry| is_of(entry, manager));
+    let says = |entry: &&ManagedFieldsEntry| find(fields(entry), path).is_some();
+    if !ours.iter().any(|entry| operation(entry) == APPLY) || ours.iter().any(says) {
+        return None;
+    }
+    theirs.into_iter().find(says)?.manager.as_deref()
 }
 
 /// Whether anybody but `manager` says something at `path`.

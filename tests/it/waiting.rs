@@ -106,7 +106,7 @@ async fn every_reason_is_said_and_goes() {
             "nowhere",
             json!({ "contactPoint": "zzz" }),
             "ContactPointNotFound",
-            "\"zzz\" not found".into(),
+            "\"zzz\" not found; a ContactPoint is looked for in the TrackedField's own namespace".into(),
             json!({ "contactPoint": "hook" }),
         ),
     ];
@@ -200,7 +200,7 @@ async fn contact_points_that_come_and_go() {
     bed.webhook("hooks", &other.url()).await;
     bed.waiting("it", "ContactPointNotFound: \"hook\" not found; there is \"hooks\"").await;
     bed.delete::<ContactPoint>("hooks").await;
-    let names_none = |field: &TrackedField| field.annotations().values().any(|words| words.ends_with("not found"));
+    let names_none = |field: &TrackedField| field.annotations().values().any(|words| words.ends_with("own namespace"));
     bed.until("it", "names none", names_none).await;
     bed.webhook("hook", &other.url()).await;
     wanted.push(("Updated", Some("3")));

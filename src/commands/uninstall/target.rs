@@ -180,7 +180,10 @@ impl Target {
                 } else {
                     "the copies in other namespaces"
                 };
-                format!("{finalizer}: the operator has not taken away {what} yet")
+                format!(
+                    "{finalizer}: the operator has not taken away {what} yet; one that leaves this kind or namespace out \
+                     (--controllers, --watch-namespace) never will"
+                )
             }
             // That one alone: ours may stand beside it, and what it waits for is not done.
             _ => {
@@ -338,6 +341,7 @@ pub(super) mod tests {
         held.finalizers.extend(["kopf.zalando.org/x".into(), FOREGROUND.into()]);
         let words = held.held(PLAIN, &HERE);
         assert!(words[0].contains("has not taken away the load balancer"), "{words:?}");
+        assert!(words[0].contains("(--controllers, --watch-namespace) never will"), "{words:?}");
         let patch = "kubectl patch myingresses.demo.rtfm.co.ua web -n shop --type=json -p \
              '[{\"op\":\"test\",\"path\":\"/metadata/finalizers/1\",\"value\":\"kopf.zalando.org/x\"},\
              {\"op\":\"remove\",\"path\":\"/metadata/finalizers/1\"}]'";

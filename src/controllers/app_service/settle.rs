@@ -9,7 +9,7 @@ use kube::{Api, Resource};
 
 use super::standing::{Rollout, SUSPENDED};
 use super::validate::App;
-use super::{AppServices, Error, build};
+use super::{AppServices, Error, MANAGER, build};
 use crate::api::AppService;
 use crate::api::app_service::TCP;
 use crate::runtime::children::Trouble;
@@ -170,7 +170,7 @@ impl Running {
             .filter(|_| has_twins(ports))
             .map(|container| (container.image.clone().unwrap_or_default(), numbers(ports)));
         let managed = deployment.metadata.managed_fields.as_deref().unwrap_or_default();
-        let scaled_by = managed_fields::who_says(managed, "scale", REPLICAS).map(str::to_owned);
+        let scaled_by = managed_fields::who_took(managed, MANAGER, REPLICAS).map(str::to_owned);
         Self { rollout: Rollout::of(deployment), twins, scaled_by }
     }
 }

@@ -85,9 +85,7 @@ impl Plan {
         }
         named.extend(single.cloned());
         let outside = |namespace: &str| {
-            Refused::OutOfScope(format!(
-                "namespace {namespace} is not served: the operator runs with --watch-namespace and without it"
-            ))
+            Refused::OutOfScope(format!("this operator does not watch namespace {namespace:?} (--watch-namespace)"))
         };
         if !scope.covers(&spec.source_namespace) {
             return Err(outside(&spec.source_namespace));
@@ -312,8 +310,8 @@ mod tests {
     }
 
     #[rstest]
-    #[case::the_source(json!({ "sourceNamespace": "z", "destinationNamespace": "b" }), "namespace z")]
-    #[case::a_destination(json!({ "destinationNamespaces": ["z"] }), "namespace z")]
+    #[case::the_source(json!({ "sourceNamespace": "z", "destinationNamespace": "b" }), "namespace \"z\"")]
+    #[case::a_destination(json!({ "destinationNamespaces": ["z"] }), "namespace \"z\"")]
     #[case::a_selector(json!({ "destinationNamespaceSelector": {} }), "--watch-namespace")]
     fn what_is_not_served_is_refused(#[case] spec: Value, #[case] words: &str) {
         let scope = Scope::Namespaces(vec!["a".into(), "b".into()]);

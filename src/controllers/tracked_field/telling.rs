@@ -134,9 +134,10 @@ impl<T: Transport> TrackedFields<T> {
             }
         }
         let (regarding, reason, message) = (regarding.clone(), waiting.reason(), waiting.message());
-        match waiting {
-            Waiting::Suspended => self.events.normal(regarding, "Wait", reason, message),
-            _ => self.events.warning(regarding, "Wait", reason, message),
+        if waiting.is_warning() {
+            self.events.warning(regarding, "Wait", reason, message);
+        } else {
+            self.events.normal(regarding, "Wait", reason, message);
         }
         told.insert(key.clone(), (waiting, now));
         Some(self.terms.renew_event)

@@ -62,6 +62,11 @@ pub enum Waiting {
         /// The name nearest to it that there is.
         nearest: Option<String>,
     },
+    /// The contact point has no status yet, which is but a moment.
+    ContactPointNew {
+        /// Its name.
+        name: String,
+    },
     /// The contact point is not ready, or is suspended.
     ContactPointNotReady {
         /// Its name.
@@ -94,6 +99,11 @@ impl Waiting {
         }
     }
 
+    /// Whether somebody has to do something, or something is wrong.
+    pub fn is_warning(&self) -> bool {
+        !matches!(self, Self::Suspended | Self::ContactPointNew { .. })
+    }
+
     /// The reason, as Events have it.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -107,7 +117,7 @@ impl Waiting {
             Self::OutOfScope { .. } => "OutOfScope",
             Self::Suspended => "Suspended",
             Self::ContactPointNotFound { .. } => "ContactPointNotFound",
-            Self::ContactPointNotReady { .. } => "ContactPointNotReady",
+            Self::ContactPointNew { .. } | Self::ContactPointNotReady { .. } => "ContactPointNotReady",
             Self::DeliveryFailing { .. } => "DeliveryFailing",
         }
     }
@@ -142,7 +152,10 @@ impl Waiting {
             Self::ContactPointNotFound { name, nearest: Some(nearest) } => {
                 format!("{name:?} not found; there is {nearest:?}")
             }
-            Self::ContactPointNotFound { name, nearest: None } => format!("{name:?} not found"),
+            Self::ContactPointNotFound { name, nearest: None } => {
+                format!("{name:?} not found; a ContactPoint is looked for in the TrackedField's own namespace")
+            }
+            Self::ContactPointNew { name } => format!("{name:?}: it has not been tried yet"),
             Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
             Self::DeliveryFailing { name, message } => format!("{name:?}: {message}; it is tried again"),
         }
@@ -237,9 +250,41 @@ pub fn of_point(point: &ContactPoint) -> Option<Waiting> {
     if status.is_some_and(|status| status.ready) {
         return None;
     }
-    let because = ready.map_or_else(
-        || "it has not been tried yet".to_owned(),
-        |condition| format!("{}: {}", condition.reason, condition.message),
-    );
-    Some(Waiting::ContactPointNotReady { name, because })
+    Some(match ready {
+        None => Waiting::ContactPointNew { name },
+        Some(ready) => Waiting::ContactPointNotReady { name, because: format!("{}: {}", ready.reason, ready.message) },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(status: serde_json::Value) -> Option<Waiting> {
+        let point = json!({
+            "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint", "metadata": { "name": "hook" },
+            "spec": { "type": "webhook" }, "status": status,
+        });
+        of_point(&serde_json::from_value(point).unwrap())
+    }
+
+    /// As when both are applied from one file.
+    #[test]
+    fn that_a_contact_point_is_new_is_no_warning() {
+        let new = of(json!(null)).unwrap();
+        assert_eq!(new.to_string(), r#"ContactPointNotReady: "hook": it has not been tried yet"#);
+        assert!(!new.is_warning());
+        let condition = |status: &str| {
+            json!([{ "type": "Ready", "status": status, "reason": "Unauthorized", "message": "no",
+                     "lastTransitionTime": "2026-01-01T00:00:00Z" }])
+        };
+        let refused = of(json!({ "ready": false, "conditions": condition("False") })).unwrap();
+        assert_eq!(refused.to_string(), r#"ContactPointNotReady: "hook": Unauthorized: no"#);
+        assert!(refused.is_warning());
+        assert_eq!(of(json!({ "ready": true, "conditions": condition("True") })), None);
+    }
 }

@@ -174,3 +174,20 @@ fn what_others_put_beside_ours_is_taken() {
     assert_eq!(reclaimed(&after, US, path), None);
     assert_eq!(reclaimed(&[entry("somebody", UPDATE, "", port(80))], US, path), None, "nothing is ours");
 }
+
+/// By a write of its scale, an update, or an apply by force.
+#[rstest]
+#[case::scaled(entry("hpa", "Update", "scale", json!({ "f:spec": { "f:replicas": {} } })), Some("hpa"))]
+#[case::updated(entry("kubectl-edit", "Update", "", json!({ "f:spec": { "f:replicas": {} } })), Some("kubectl-edit"))]
+#[case::applied(entry("argocd", "Apply", "", json!({ "f:spec": { "f:replicas": {} } })), Some("argocd"))]
+#[case::left_to_others(entry(US, "Update", "", json!({ "f:spec": { "f:replicas": {} } })), None)]
+#[case::something_else(entry("argocd", "Apply", "", json!({ "f:spec": { "f:paused": {} } })), None)]
+fn who_took_a_field_is_named(#[case] taker: ManagedFieldsEntry, #[case] named: Option<&str>) {
+    let path = ["f:spec", "f:replicas"];
+    let mut rest = whole();
+    take(&mut rest, &path);
+    let taken = [entry(US, "Apply", "", rest), taker.clone()];
+    assert_eq!(who_took(&taken, US, &path), named);
+    assert_eq!(who_took(&[entry(US, "Apply", "", whole()), taker.clone()], US, &path), None, "both say it");
+    assert_eq!(who_took(&[taker], US, &path), None, "it was never ours");
+}

@@ -255,16 +255,26 @@ async fn what_others_own_stays(#[case] applied: bool) {
 async fn who_scales_the_deployment_is_named() {
     let bed = Bed::shared("scaled").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    app(&bed, "web", json!({ "size": 0, "image": "i" })).await;
-    ready(&bed, "web").await;
-    for replicas in 1..4 {
-        let scale = Patch::Merge(json!({ "spec": { "replicas": replicas } }));
-        let by = PatchParams { field_manager: Some("their-autoscaler".into()), ..PatchParams::default() };
-        bed.api::<Deployment>().patch_scale("web", &by, &scale).await.unwrap();
-        let back = |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(0);
-        bed.until("web", "has its size again", back).await;
+    let deployments = bed.api::<Deployment>();
+    for (name, manager) in [("web", "their-autoscaler"), ("api", "argocd")] {
+        app(&bed, name, json!({ "size": 0, "image": "i" })).await;
+        ready(&bed, name).await;
+        for replicas in 1..4 {
+            let mut by = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+            let mut scale = json!({ "spec": { "replicas": replicas } });
+            if name == "web" {
+                deployments.patch_scale(name, &by, &Patch::Merge(scale)).await.unwrap();
+            } else {
+                by.force = true;
+                (scale["apiVersion"], scale["kind"]) = (json!("apps/v1"), json!("Deployment"));
+                deployments.patch(name, &by, &Patch::Apply(scale)).await.unwrap();
+            }
+            let back = |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(0);
+            bed.until(name, "has its size again", back).await;
+        }
+        let words = bed.event(name, "ScaledByOthers").await;
+        let expected = format!("{manager} scales Deployment ");
+        assert!(words.starts_with(&expected) && words.contains("scaleTargetRef"), "{words}");
+        assert_eq!(bed.events(name, "ScaledByOthers").await.len(), 1);
     }
-    let words = bed.event("web", "ScaledByOthers").await;
-    assert!(words.starts_with("their-autoscaler scales Deployment ") && words.contains("scaleTargetRef"), "{words}");
-    assert_eq!(bed.events("web", "ScaledByOthers").await.len(), 1);
 }

@@ -84,7 +84,8 @@ async fn what_holds_up_what_is_being_deleted_is_shown() {
     let text = run.ends(0, &["status", "-n", here]).await;
     let held = format!(
         "\nconfigmapsync/sync in {here}: Deleting\n  quartermaster.dev/copies: the operator has not taken away the \
-         copies in other namespaces yet\n  example.com/theirs: whoever set it has to take it away; "
+         copies in other namespaces yet; one that leaves this kind or namespace out (--controllers, --watch-namespace) \
+         never will\n  example.com/theirs: whoever set it has to take it away; "
     );
     assert!(text.contains(&held) && text.contains("\n1 object: 0 ready, 0 not ready, 1 deleting\n"), "{text}");
     let report = report(&run, here).await;

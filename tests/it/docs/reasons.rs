@@ -62,6 +62,7 @@ fn waiting() -> Vec<&'static str> {
         Waiting::OutOfScope { namespace: name() },
         Waiting::Suspended,
         Waiting::ContactPointNotFound { name: name(), nearest: None },
+        Waiting::ContactPointNew { name: name() },
         Waiting::ContactPointNotReady { name: name(), because: name() },
         Waiting::DeliveryFailing { name: name(), message: name() },
     ];
@@ -80,6 +81,7 @@ fn waiting() -> Vec<&'static str> {
         | Waiting::Suspended
         | Waiting::Field { .. }
         | Waiting::ContactPointNotFound { .. }
+        | Waiting::ContactPointNew { .. }
         | Waiting::ContactPointNotReady { .. }
         | Waiting::DeliveryFailing { .. } => waiting.reason(),
     };
