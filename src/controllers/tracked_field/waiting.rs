@@ -264,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    fn of(status: serde_json::Value) -> Option<Waiting> {
+    fn of(status: &serde_json::Value) -> Option<Waiting> {
         let point = json!({
             "apiVersion": "tg.azamaton.ru/v1", "kind": "ContactPoint", "metadata": { "name": "hook" },
             "spec": { "type": "webhook" }, "status": status,
@@ -275,16 +275,16 @@ mod tests {
     /// As when both are applied from one file.
     #[test]
     fn that_a_contact_point_is_new_is_no_warning() {
-        let new = of(json!(null)).unwrap();
+        let new = of(&json!(null)).unwrap();
         assert_eq!(new.to_string(), r#"ContactPointNotReady: "hook": it has not been tried yet"#);
         assert!(!new.is_warning());
         let condition = |status: &str| {
             json!([{ "type": "Ready", "status": status, "reason": "Unauthorized", "message": "no",
                      "lastTransitionTime": "2026-01-01T00:00:00Z" }])
         };
-        let refused = of(json!({ "ready": false, "conditions": condition("False") })).unwrap();
+        let refused = of(&json!({ "ready": false, "conditions": condition("False") })).unwrap();
         assert_eq!(refused.to_string(), r#"ContactPointNotReady: "hook": Unauthorized: no"#);
         assert!(refused.is_warning());
-        assert_eq!(of(json!({ "ready": true, "conditions": condition("True") })), None);
+        assert_eq!(of(&json!({ "ready": true, "conditions": condition("True") })), None);
     }
 }

@@ -87,7 +87,7 @@ async fn what_lies_outside_and_what_kubernetes_lives_in_is_refused() {
     let shop = Shop::shared("outside").await;
     let _operator = shop.operator(&[]).await;
     for (name, spec, reason, words) in [
-        ("out", json!({ "destinationNamespace": "elsewhere" }), "OutOfScope", "namespace elsewhere"),
+        ("out", json!({ "destinationNamespace": "elsewhere" }), "OutOfScope", "namespace \"elsewhere\""),
         ("selector", json!({ "destinationNamespaceSelector": {} }), "OutOfScope", "--watch-namespace"),
     ] {
         shop.sync(name, spec).await;
