@@ -83,12 +83,17 @@ where
         }
     }
 
-    /// Nothing is known any more: the watches are to begin anew. Everything that was there is gone.
-    pub fn clear(&mut self) -> Vec<Touched<K>> {
+    /// The watches begin anew. What is known stands until it has been listed.
+    pub fn begin(&mut self) {
         for shard in &mut self.shards {
             shard.answer = Answer::NotYet;
             shard.listed.clear();
         }
+    }
+
+    /// Nothing is known any more: the watches are to begin anew. Everything that was there is gone.
+    pub fn clear(&mut self) -> Vec<Touched<K>> {
+        self.begin();
         let objects = self.store.state();
         empty(&mut self.writer);
         objects.into_iter().map(Touched::Gone).collect()
@@ -212,6 +217,21 @@ mod tests {
         assert!(cache.settled() && cache.refused().is_empty());
         cache.clear();
         assert!(!cache.settled());
+    }
+
+    #[test]
+    fn what_is_listed_anew_stands_until_then() {
+        let mut cache = Cache::new(vec![None]);
+        cache.apply(0, Event::Init);
+        cache.apply(0, Event::InitApply(object("a", "x")));
+        cache.apply(0, Event::InitDone);
+        cache.begin();
+        assert!(!cache.settled());
+        assert_eq!(names(&cache), ["x"]);
+        cache.apply(0, Event::Init);
+        let gone = cache.apply(0, Event::InitDone);
+        assert!(matches!(&gone[..], [Touched::Gone(object)] if object.name_any() == "x"));
+        assert!(cache.settled() && names(&cache).is_empty());
     }
 
     fn with_uid(name: &str, uid: &str) -> ConfigMap {

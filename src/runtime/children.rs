@@ -110,7 +110,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             wanted: Arc::default(),
             seen: Seen::new(unlisted, manager.config.timings.resync),
         });
-        manager.look(places, OWNER_UID, &children.wanted, &children);
+        manager.look(places, manager.others.clone().labels(OWNER_UID), &children.wanted, &children);
         children
     }
 

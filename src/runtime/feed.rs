@@ -1,14 +1,16 @@
 //! Keeps the cache of one of our kinds, while its CRD is there.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::SelectAll;
+use futures::stream::{BoxStream, SelectAll};
 use kube::runtime::watcher;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::cache::{Cache, Touched};
@@ -35,7 +37,12 @@ pub struct Feed<K> {
     pub watchdog: Watchdog,
     /// Whether the CRD is there.
     pub presence: watch::Receiver<Option<Presence>>,
+    /// Who asks for all to be listed anew, and is told when it has been.
+    pub asked: mpsc::Receiver<oneshot::Sender<()>>,
 }
+
+/// A list that began so lately is as good as a new one: nobody else led meanwhile.
+const NEW: Duration = Duration::from_secs(2);
 
 impl<K> Feed<K>
 where
@@ -89,15 +96,24 @@ where
         on: &(impl Fn(Touched<K>, bool) + Send + Sync),
     ) -> Result<(), RecvError> {
         self.say(State::Syncing);
-        let resource = format!("{}.{}", K::plural(&()), K::group(&()));
-        let watch = |(index, api): (usize, &Api<K>)| {
-            let counted = self.metrics.watch(&resource, Purpose::Own);
-            watching::watch(api.clone(), self.watches.clone(), counted).map(move |told| (index, told)).boxed()
-        };
-        let mut told: SelectAll<_> = self.apis.iter().enumerate().map(watch).collect();
+        let (mut told, mut began, mut asked) = (self.begin(), Instant::now(), None);
         loop {
+            if cache.settled()
+                && let Some(asked) = asked.take()
+            {
+                // Who no longer waits has ended.
+                let _ = oneshot::Sender::<()>::send(asked, ());
+            }
             let told = tokio::select! {
                 changed = self.presence.changed() => return changed,
+                Some(asks) = self.asked.recv() => {
+                    if cache.settled() && began.elapsed() > NEW {
+                        cache.begin();
+                        (told, began) = (self.begin(), Instant::now());
+                    }
+                    asked = Some(asks);
+                    continue;
+                }
                 Some(told) = told.next() => told,
             };
             match told {
@@ -122,6 +138,15 @@ where
         }
     }
 
+    fn begin(&self) -> SelectAll<BoxStream<'static, (usize, Told<K>)>> {
+        let resource = format!("{}.{}", K::plural(&()), K::group(&()));
+        let watch = |(index, api): (usize, &Api<K>)| {
+            let counted = self.metrics.watch(&resource, Purpose::Own);
+            watching::watch(api.clone(), self.watches.clone(), counted).map(move |told| (index, told)).boxed()
+        };
+        self.apis.iter().enumerate().map(watch).collect()
+    }
+
     /// Says how far the cache is, which may have been settled `before`.
     fn settle(&self, cache: &Cache<K>, before: bool, on: &(impl Fn(Touched<K>, bool) + Send + Sync)) {
         if !cache.settled() {
@@ -139,17 +164,18 @@ where
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use std::time::Duration;
-
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::ResourceExt;
-    use tokio::sync::mpsc;
 
     use super::*;
-    use crate::runtime::watching::tests::{api, object};
+    use crate::runtime::watching::tests::{Asked, api, object};
 
-    /// A feed of these, who tells it of the CRD, and how far it says that it is.
-    fn feed(apis: Vec<Api<ConfigMap>>) -> (Feed<ConfigMap>, watch::Sender<Option<Presence>>, watch::Receiver<State>) {
+    type Presences = watch::Sender<Option<Presence>>;
+    type Asks = mpsc::Sender<oneshot::Sender<()>>;
+
+    /// A feed of these, who tells it of the CRD, how far it says that it is, and who asks it for a new list.
+    fn feed(apis: Vec<Api<ConfigMap>>) -> (Feed<ConfigMap>, Presences, watch::Receiver<State>, Asks) {
+        let (asks, asked) = mpsc::channel(1);
         let (presence, follow) = watch::channel(None);
         let (say, phase) = watch::channel(State::Syncing);
         let feed = Feed {
@@ -161,8 +187,9 @@ mod tests {
             watchdog: Health::new().watchdog("cache", Duration::from_mins(1)),
             phase: say,
             presence: follow,
+            asked,
         };
-        (feed, presence, phase)
+        (feed, presence, phase, asks)
     }
 
     fn told() -> (impl Fn(Touched<ConfigMap>, bool) + Send + Sync + 'static, mpsc::UnboundedReceiver<String>) {
@@ -181,7 +208,7 @@ mod tests {
     async fn a_namespace_that_is_refused_holds_up_no_other() {
         let (served, _) = api(|_, _| (200, vec![object("x", "5")]));
         let (refused, _) = api(|_, before| if before < 3 { (403, vec![]) } else { (200, vec![object("y", "5")]) });
-        let (feed, presence, mut phase) = feed(vec![served, refused]);
+        let (feed, presence, mut phase, _asks) = feed(vec![served, refused]);
         let (on, mut tells) = told();
         tokio::spawn(feed.run(Cache::new(vec![Some("a".into()), Some("b".into())]), on));
         presence.send_replace(Some(Presence::Present));
@@ -196,7 +223,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_older_crd_takes_the_objects_away_until_it_is_mended() {
         let (apis, _) = api(|_, _| (200, vec![object("x", "5")]));
-        let (feed, presence, mut phase) = feed(vec![apis]);
+        let (feed, presence, mut phase, _asks) = feed(vec![apis]);
         let cache = Cache::new(vec![None]);
         let store = cache.store();
         let (on, mut tells) = told();
@@ -216,5 +243,31 @@ mod tests {
         // As at a shutdown: that it ends by itself would be a fault.
         drop(presence);
         tokio::time::timeout(Duration::from_secs(1), feed).await.unwrap_err();
+    }
+    /// A watch that has said nothing for a while may have fallen silent.
+    #[tokio::test(start_paused = true)]
+    async fn whoever_begins_to_lead_has_all_listed_anew() {
+        let listed = |before: usize| object(if before == 0 { "x" } else { "y" }, "5");
+        let (apis, log) = api(move |asked, before| match asked {
+            Asked::List => (200, vec![listed(before)]),
+            _ => (200, vec![]),
+        });
+        let (feed, presence, mut phase, asks) = feed(vec![apis]);
+        let cache = Cache::new(vec![None]);
+        let store = cache.store();
+        let (on, _tells) = told();
+        tokio::spawn(feed.run(cache, on));
+        let anew = async || {
+            let (done, listed) = oneshot::channel();
+            asks.send(done).await.unwrap();
+            listed.await.unwrap();
+            (log.count(Asked::List), store.state().iter().map(|object| object.name_any()).collect::<Vec<_>>())
+        };
+        presence.send_replace(Some(Presence::Present));
+        assert_eq!(anew().await, (1, vec!["x".to_owned()]), "the first list is new enough");
+        assert_eq!(anew().await.0, 1);
+        tokio::time::sleep(NEW * 2).await;
+        assert_eq!(anew().await, (2, vec!["y".to_owned()]));
+        assert_eq!(*phase.borrow_and_update(), State::Synced, "it was served all the time");
     }
 }

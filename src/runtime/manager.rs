@@ -14,7 +14,7 @@ use kube::runtime::reflector::Store;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::{SetOnce, watch};
+use tokio::sync::{SetOnce, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -50,9 +50,9 @@ pub struct Manager {
     pub client: Client,
     /// Whether this replica leads.
     pub fence: Fence,
-    /// How to watch what is ours.
+    /// How to watch what is ours, and what is acted on as it is shown: lists are of the newest state.
     pub watches: watcher::Config,
-    /// How to watch what is others'.
+    /// How to watch what is asked for again before it is acted on.
     pub others: watcher::Config,
     /// What part of the cluster is served.
     pub scope: Scope,
@@ -211,6 +211,7 @@ impl Manager {
         R::Object: Resource<Scope = NamespaceResourceScope> + DeserializeOwned + Stands,
     {
         let Watched { store, trigger, mut phase, kind, say, cache } = watched;
+        let (ask, asked) = mpsc::channel(1);
         let name = kind.controller;
         let (served, objects) = (phase.clone(), store.clone());
         self.metrics.show_resources(name, move || {
@@ -218,7 +219,7 @@ impl Manager {
         });
         if self.config.controllers.contains(name) {
             self.health.set(name, State::Syncing);
-            self.feed(kind, cache, say, on);
+            self.feed(kind, cache, say, asked, on);
         } else {
             let off = State::Absent("switched off by --controllers".into());
             self.health.set(name, off.clone());
@@ -227,7 +228,11 @@ impl Manager {
         let limits = self.limits();
         let watchdog = self.watchdog(name);
         let runner = Runner::new(name, reconciler, limits, &self.metrics, watchdog, self.under_way.clone());
+        let stood_by = self.config.leader_elect;
         let passes = async move {
+            if stood_by {
+                listed_anew(ask).await;
+            }
             phase.settled().await;
             join_all(after.iter_mut().map(Phase::settled)).await;
             runner.run(store, trigger).await;
@@ -235,19 +240,18 @@ impl Manager {
         self.passes.push(self.tasks.guard(format!("the controller of {name}s"), passes).boxed());
     }
 
-    /// Shows `observer` the objects of a kind at these `places` (the whole cluster, or a namespace each) which have the labels
-    /// of `selector`, all of them where it is empty, once they are `wanted`.
+    /// Shows `observer` the objects of a kind at these `places` (the whole cluster, or a namespace each), watched as `config`
+    /// says, once they are `wanted`.
     pub fn look<K>(
         &mut self,
         places: Vec<(Option<String>, Api<K>)>,
-        selector: &str,
+        config: watcher::Config,
         wanted: &Arc<SetOnce<()>>,
         observer: &Arc<impl Observer<K>>,
     ) where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
     {
         let resource = ResourceName::from(&ApiResource::erase::<K>(&()));
-        let config = if selector.is_empty() { self.others.clone() } else { self.others.clone().labels(selector) };
         for (shard, api) in places {
             let name = format!("the watch of {}", resource.full());
             let watchdog = self.watchdog(resource.full());
@@ -282,6 +286,7 @@ impl Manager {
         kind: &Kind,
         cache: Cache<K>,
         phase: watch::Sender<State>,
+        asked: mpsc::Receiver<oneshot::Sender<()>>,
         on: impl Fn(Touched<K>, bool) + Send + Sync + 'static,
     ) where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -303,6 +308,7 @@ impl Manager {
             watchdog: self.watchdog(format!("{}-cache", kind.controller)),
             phase,
             presence,
+            asked,
         };
         self.spawn(format!("the cache of {}s", kind.controller), feed.run(cache, on));
     }
@@ -338,6 +344,16 @@ impl Manager {
             Outcome::Finished(()) | Outcome::Stopped => Ok(()),
             Outcome::Lost => anyhow::bail!("the lease was lost; another process must start anew"),
         }
+    }
+}
+
+/// Waits until a feed has listed its objects anew. A watch that fell silent while this replica stood by shows the past, and
+/// a pass over that would undo what the other one did since.
+async fn listed_anew(ask: mpsc::Sender<oneshot::Sender<()>>) {
+    let (done, listed) = oneshot::channel();
+    // Where nothing is served there is nobody to ask, and nothing to pass over.
+    if ask.send(done).await.is_ok() {
+        let _ = listed.await;
     }
 }
 

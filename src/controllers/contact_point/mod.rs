@@ -83,6 +83,8 @@ pub struct ContactPoints<T> {
 
 /// What a line was set up with.
 pub struct SetUp {
+    /// UID of the `ContactPoint`.
+    uid: Option<String>,
     tested: Tested,
     requested_at: Option<String>,
 }
@@ -103,13 +105,13 @@ impl<T: Transport> ContactPoints<T> {
         let requested_at = point.annotations().get(REQUESTED_AT).cloned();
         let mut set_ups = self.set_ups();
         let known = set_ups.get(key);
-        if known.is_none_or(|known| known.tested != tested) {
+        if known.is_none_or(|known| known.tested != tested || known.uid != point.uid()) {
             let stage = stage(point.status.as_ref(), &tested);
             self.outbox.configure(key, gathered.endpoint, stage);
         } else if known.is_some_and(|known| known.requested_at != requested_at) {
             self.outbox.retry_now(key);
         }
-        set_ups.insert(key.clone(), SetUp { tested: tested.clone(), requested_at });
+        set_ups.insert(key.clone(), SetUp { uid: point.uid(), tested: tested.clone(), requested_at });
         tested
     }
 

@@ -1,6 +1,6 @@
 //! One followed field: what was last seen of it, and what no pass has recorded yet.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -12,6 +12,9 @@ use super::history::{Observation, ObservationBuffer, State};
 use super::target::TargetKey;
 use crate::api::TrackedField;
 use crate::api::tracked_field::Subject;
+
+/// How long a watch may show nothing more after a read that it disagrees with, before the read is believed.
+pub const DOUBT: Duration = Duration::from_secs(5);
 
 /// For whom, and of what, a field is followed. A pass over another spec, or over an object of the same name that was there
 /// before, must neither add to what is observed nor take it.
@@ -38,19 +41,28 @@ pub(super) struct Follower {
     pub(super) seen: bool,
     /// Its present state has to be read: it is followed from the middle of a watch, or a list did not show it.
     pub(super) unread: bool,
-    /// A read showed another state than the watch did; the watch may only lag behind.
-    pub(super) doubted: bool,
+    /// A read showed another state than the watch did.
+    pub(super) doubted: Option<Doubt>,
     /// When its state was last known for certain, from a list or a read.
     pub(super) certain: Instant,
     pub(super) newest: Option<Newest>,
+    /// How often the watch has shown something that was not of the past.
+    shown: u64,
     pub(super) buffer: ObservationBuffer,
     /// How many observations became one with a neighbour because the buffer was full, and nobody was told yet.
     pub(super) merged: usize,
 }
 
-/// What had been shown when a read began.
+/// How much the watch had shown when a read began.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Asked(Option<u64>);
+pub struct Asked(u64);
+
+/// The watch may only lag behind: what it shows next may be what was read.
+#[derive(Clone, Copy)]
+pub(super) struct Doubt {
+    since: Instant,
+    asked: Asked,
+}
 
 /// The state that was buffered last: the same again is no news.
 pub(super) struct Newest {
@@ -69,9 +81,10 @@ impl Follower {
             field,
             seen: false,
             unread,
-            doubted: false,
+            doubted: None,
             certain: Instant::now(),
             newest: None,
+            shown: 0,
             buffer: ObservationBuffer::default(),
             merged: 0,
         }
@@ -89,6 +102,9 @@ impl Follower {
             if older || ended {
                 return false;
             }
+        }
+        self.shown += 1;
+        if let Some(newest) = &mut self.newest {
             if newest.value == value && (value.is_none() || newest.uid == uid) {
                 (newest.uid, newest.version) = (uid, version);
                 return false;
@@ -107,11 +123,11 @@ impl Follower {
 
     /// To be taken before a read begins.
     pub(super) fn asks(&self) -> Asked {
-        Asked(self.newest.as_ref().and_then(|newest| newest.version))
+        Asked(self.shown)
     }
 
-    /// Takes in what a read shows, `None` if there is nothing; `false` if it is to be read once more in a moment.
-    pub(super) fn read(&mut self, asked: Asked, state: Option<(&DynamicObject, Observed)>) -> bool {
+    /// Takes in what a read shows, `None` if there is nothing; `false` if it is to be read once more after [`DOUBT`].
+    pub(super) fn read(&mut self, asked: Asked, now: Instant, state: Option<(&DynamicObject, Observed)>) -> bool {
         // Nothing has no version: the watch may have shown what was made after the apiserver had looked.
         if state.is_none() && asked != self.asks() {
             return false;
@@ -120,13 +136,17 @@ impl Follower {
             Some((object, value)) => newest.value.as_ref() == Some(value) && newest.uid == object.uid(),
             None => newest.value.is_none(),
         });
-        if !known && !self.unread && !self.doubted {
-            self.doubted = true;
-            return false;
+        if !known && !self.unread {
+            let goes_on = self.doubted.filter(|doubt| doubt.asked == self.asks());
+            let doubt = goes_on.unwrap_or(Doubt { since: now, asked: self.asks() });
+            self.doubted = Some(doubt);
+            if now.duration_since(doubt.since) < DOUBT {
+                return false;
+            }
         }
         self.unread = false;
-        self.doubted = false;
-        self.certain = Instant::now();
+        self.doubted = None;
+        self.certain = now;
         match state {
             _ if known => {}
             Some((object, value)) => {

@@ -59,9 +59,6 @@ pub const KIND: Kind = Kind::of::<TrackedField>(
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/trackedfield";
 
-/// How long a watch may lag behind a read before the read is believed.
-const DOUBT: Duration = Duration::from_secs(5);
-
 /// What can go wrong in a pass.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -273,7 +270,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             }
             _ if unserved => return Ok(Outcome::Waiting),
             Ok(Tracked { doubted: false, .. }) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
-            Ok(_) => DOUBT,
+            Ok(_) => follower::DOUBT,
             Err(_) => self.terms.resync,
         };
         Ok(Outcome::RequeueAfter([expires, renew].into_iter().flatten().fold(resync, Duration::min)))

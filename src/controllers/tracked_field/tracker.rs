@@ -159,7 +159,7 @@ impl Tracker {
     pub fn unread(&self, key: &Key, trusted: Duration) -> Option<Asked> {
         let state = self.state();
         let follower = state.followers.get(key)?;
-        let unread = follower.unread || follower.doubted || follower.certain.elapsed() > trusted;
+        let unread = follower.unread || follower.doubted.is_some() || follower.certain.elapsed() > trusted;
         unread.then(|| follower.asks())
     }
 
@@ -187,7 +187,7 @@ impl Tracker {
             return true;
         };
         let read = read.map(|(object, whole)| (object, follower.field.extract(&whole)));
-        follower.read(asked, read)
+        follower.read(asked, Instant::now(), read)
     }
 
     /// What is to be recorded for `key`, if it is `whose` that is followed.

@@ -98,6 +98,7 @@ impl Lines {
         if let Some(line) = self.by_point.get_mut(point) {
             concerned.point |= line.taken(&Sent::default());
         }
+        self.abandon_batch(point);
     }
 
     /// The first `count` entries of the request have an outcome; the rest of it was not carried.

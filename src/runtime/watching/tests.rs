@@ -32,7 +32,7 @@ pub(in crate::runtime) type Answer = (u16, Vec<Value>);
 pub(in crate::runtime) struct Log(Arc<Mutex<Vec<Asked>>>);
 
 impl Log {
-    fn count(&self, asked: Asked) -> usize {
+    pub(in crate::runtime) fn count(&self, asked: Asked) -> usize {
         self.0.lock().unwrap().iter().filter(|it| **it == asked).count()
     }
 }

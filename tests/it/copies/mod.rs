@@ -15,6 +15,7 @@ mod kills;
 mod namespaces;
 mod owners;
 mod refused;
+mod stale;
 
 /// A test's namespaces: that of the syncs and of the source, and others.
 pub struct Shop {

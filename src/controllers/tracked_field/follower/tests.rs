@@ -28,12 +28,16 @@ impl Follower {
 
     /// A read gives version `version`.
     fn got(&mut self, version: u32, value: &str) -> bool {
-        self.read(self.asks(), Some((&object("u", version), Observed::of_text(value))))
+        self.got_at(Instant::now(), version, value)
+    }
+
+    fn got_at(&mut self, now: Instant, version: u32, value: &str) -> bool {
+        self.read(self.asks(), now, Some((&object("u", version), Observed::of_text(value))))
     }
 
     /// A read finds nothing.
-    fn got_nothing(&mut self) -> bool {
-        self.read(self.asks(), None)
+    fn got_nothing(&mut self, now: Instant) -> bool {
+        self.read(self.asks(), now, None)
     }
 
     /// What was buffered since the last time; `None` is that it is gone.
@@ -88,20 +92,33 @@ fn a_read_that_overtakes_the_watch_hides_nothing_that_still_comes() {
 }
 
 #[test]
-fn what_is_read_twice_is_believed() {
-    let mut follower = follower(false);
+fn what_is_read_again_after_a_while_is_believed() {
+    let (mut follower, now) = (follower(false), Instant::now());
     follower.shown(5, "a");
-    assert!(!follower.got(9, "c"));
-    assert!(follower.got(9, "c"), "the watch has missed it");
+    assert!(!follower.got_at(now, 9, "c"));
+    assert!(!follower.got_at(now, 9, "c"), "whatever woke the pass");
+    assert!(follower.got_at(now + DOUBT, 9, "c"), "the watch has missed it");
     assert_eq!(follower.told(), values(&["a", "c"]));
-    assert!(!follower.doubted);
+    assert!(follower.doubted.is_none());
 
-    assert!(!follower.got_nothing());
+    assert!(!follower.got_nothing(now));
     assert_eq!(follower.told(), []);
-    assert!(follower.got_nothing());
+    assert!(follower.got_nothing(now + DOUBT));
     assert_eq!(follower.told(), [None]);
-    assert!(follower.got_nothing(), "that is known");
+    assert!(follower.got_nothing(now), "that is known");
     assert_eq!(follower.told(), []);
+}
+
+#[test]
+fn a_watch_that_goes_on_is_waited_for() {
+    let (mut follower, now) = (follower(false), Instant::now());
+    follower.shown(5, "a");
+    assert!(!follower.got_at(now, 9, "c"));
+    assert!(follower.shown(7, "b"));
+    assert!(!follower.got_at(now + DOUBT, 9, "c"), "more is to come");
+    assert!(follower.shown(8, "d") && follower.shown(9, "c"));
+    assert!(follower.got_at(now + DOUBT * 2, 9, "c"));
+    assert_eq!(follower.told(), values(&["a", "b", "d", "c"]));
 }
 
 #[test]
@@ -109,7 +126,7 @@ fn what_has_to_be_read_is_believed_at_once() {
     let mut follower = follower(false);
     follower.shown(5, "a");
     follower.unread = true;
-    assert!(follower.got_nothing(), "a list did not show it either");
+    assert!(follower.got_nothing(Instant::now()), "a list did not show it either");
     assert!(!follower.unread);
     assert_eq!(follower.told(), [Some("a".into()), None]);
 }
@@ -120,19 +137,23 @@ fn one_of_another_uid_is_news_whatever_its_value() {
     follower.shown(5, "a");
     assert!(follower.observe(&object("v", 8), Some(Observed::of_text("a"))));
     let read = Some((&object("w", 9), Observed::of_text("a")));
-    assert!(!follower.read(follower.asks(), read), "nor is that known to a read");
+    assert!(!follower.read(follower.asks(), Instant::now(), read), "nor is that known to a read");
     assert_eq!(follower.told(), values(&["a", "a"]));
 }
 
+/// Also where versions are no numbers.
 #[test]
 fn what_was_shown_since_a_read_began_is_not_gone() {
     for mut follower in [follower(true), follower(false)] {
         let before = follower.asks();
-        assert!(follower.shown(5, "a"));
-        assert!(!follower.read(before, None), "to be read once more");
+        let value = Some(Observed::of_text("a"));
+        let mut odd = object("u", 5);
+        odd.metadata.resource_version = Some("5/1".into());
+        assert!(follower.observe(&odd, value));
+        assert!(!follower.read(before, Instant::now(), None), "to be read once more");
         let before = follower.asks();
         assert!(!follower.shown(6, "a"), "no news, but it is there");
-        assert!(!follower.read(before, None));
+        assert!(!follower.read(before, Instant::now(), None));
         assert!(follower.got(6, "a"));
         assert_eq!(follower.told(), values(&["a"]));
     }
@@ -143,7 +164,7 @@ fn what_is_gone_is_shown_by_a_watch_that_lags_behind_only() {
     let mut follower = follower(false);
     follower.shown(5, "a");
     follower.unread = true;
-    assert!(follower.got_nothing());
+    assert!(follower.got_nothing(Instant::now()));
     assert!(!follower.shown(7, "b"));
     assert!(!follower.observe(&object("u", 8), None));
     assert_eq!(follower.told(), [Some("a".into()), None]);

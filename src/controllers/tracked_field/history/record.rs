@@ -74,13 +74,19 @@ impl Observation {
     }
 
     /// Whether `last` was recorded from this observation, by a pass that never learnt that it had; or from this version
-    /// of the resource or a later one, by another replica or from a read that overtook the watch.
+    /// of the resource or a later one, or from its end, by another replica or from a read that overtook the watch.
     fn is_told_by(&self, last: &Entry) -> bool {
         if self.id.is_some() && self.id == last.id.as_deref().and_then(|id| Uuid::parse_str(id).ok()) {
             return true;
         }
         let told = last.resource_version.as_deref().and_then(|version| version.parse().ok());
         let same = match &self.state {
+            // A UID does not come back. What a read found to be gone has no version.
+            State::Present { uid: Some(uid), .. }
+                if last.action == Action::Deleted && last.uid.as_ref() == Some(uid) =>
+            {
+                return true;
+            }
             State::Present { uid, .. } => *uid == last.uid,
             State::Absent => true,
         };

@@ -111,6 +111,21 @@ fn a_rejected_template_is_tried_once_more_without_it() {
     assert_eq!(line.record("a", &["1!"]).len(), 1);
 }
 
+/// It was suspended, moved or deleted while the request was in the air.
+#[test]
+fn a_rejected_template_is_not_tried_again_for_what_waits_here_no_more() {
+    let mut line = Line::open();
+    line.lines.configure(&key("p"), templated(), Stage::Open);
+    let mut object = field("a", &["1"]).as_ref().clone();
+    object.spec.template = Some("{{ value }}".into());
+    line.lines.offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
+    let request = line.take().unwrap();
+    line.lines.withdraw(&key("a"), false);
+    line.answer(&request, Err(Failure::Rejected { message: "400".into(), carried: 1 }));
+    assert!(line.take().is_none());
+    assert!(line.lines.in_flight(&key("a")).is_empty(), "another line may take it");
+}
+
 /// A contact point's `body` stays in a plain request: a second one would be the same.
 #[test]
 fn a_rejected_body_is_not_tried_again() {

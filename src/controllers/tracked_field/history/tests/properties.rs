@@ -49,6 +49,8 @@ fn any_step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Model {
     second: i64,
+    /// How often it was gone: no UID comes back after that.
+    lives: usize,
     series: usize,
     newest: Option<State>,
     /// Changes that were observed, and those of them that are no longer Pending.
@@ -60,6 +62,13 @@ struct Model {
 impl Model {
     fn observe(&mut self, state: &State) -> Observation {
         self.second += 1;
+        let state = &match state {
+            State::Present { uid, value } => {
+                State::Present { uid: uid.as_ref().map(|uid| format!("{uid}{}", self.lives)), value: value.clone() }
+            }
+            State::Absent => State::Absent,
+        };
+        self.lives += usize::from(*state == State::Absent);
         let change = match (&self.newest, state) {
             (None | Some(State::Absent), State::Absent) => false,
             (Some(newest), state) => newest != state,

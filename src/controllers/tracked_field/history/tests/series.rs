@@ -242,3 +242,16 @@ fn the_versions_of_another_resource_count_for_nothing() {
     }
     assert_eq!(told(&history), [(Created, Some("1")), (Created, Some("1"))]);
 }
+
+/// As a replica that stood by may hold it, of a gap of the one that led; or a list that lags behind, after a restart.
+#[test]
+fn what_was_seen_of_one_whose_end_is_told_is_no_news() {
+    let mut history = recorded([present("a", "1"), State::Absent]);
+    let mut ids = ids();
+    let seen = [present("a", "3"), State::Absent];
+    let observations =
+        seen.into_iter().zip([6, 9]).map(|(state, version)| Observation::new(at(9), state, Some(version)));
+    assert_eq!(record(&mut history, &subject("replicas"), observations, &mut ids).entries, 0, "{history:?}");
+    let anew = Observation::new(at(10), present("b", "3"), Some(12));
+    assert_eq!(record(&mut history, &subject("replicas"), [anew], &mut ids).entries, 1);
+}
