@@ -58,6 +58,11 @@ async fn one_source_to_many_namespaces() {
     until_copied(&shop, "settings", &wanted).await;
     shop.reads("s", "Synced").await;
     shop.rests("s").await;
+    // An apiserver that lags behind the others would show some without the label.
+    let asked = proxy.requests();
+    let mut lists = asked.iter().map(|seen| &seen.request).filter(|request| request.resource == "namespaces");
+    assert!(lists.clone().any(|request| request.verb == Verb::List));
+    assert!(lists.all(|request| !request.query.contains("sendInitialEvents")));
 
     // Some appear, lose the label, go.
     wanted.insert(shop.open("new", labels.clone()).await);
