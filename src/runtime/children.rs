@@ -110,7 +110,8 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             wanted: Arc::default(),
             seen: Seen::new(unlisted, manager.config.timings.resync),
         });
-        manager.look(places, manager.others.clone().labels(OWNER_UID), &children.wanted, &children);
+        let ours = manager.others.clone().labels(OWNER_UID);
+        manager.look(places, &ours, &children.wanted, &children);
         children
     }
 

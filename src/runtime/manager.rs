@@ -245,7 +245,7 @@ impl Manager {
     pub fn look<K>(
         &mut self,
         places: Vec<(Option<String>, Api<K>)>,
-        config: watcher::Config,
+        config: &watcher::Config,
         wanted: &Arc<SetOnce<()>>,
         observer: &Arc<impl Observer<K>>,
     ) where

@@ -149,11 +149,11 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let syncs = manager.kind::<ConfigMapSync>(&KIND);
     let resync = manager.config.timings.resync;
     let index = Arc::new(Index::new(&manager.scope, resync, syncs.trigger.clone()));
-    let config_maps = manager.scope.places(&manager.client);
-    manager.look::<PartialObjectMeta<ConfigMap>>(config_maps, manager.others.clone(), &index.wanted, &index);
+    let (newest, others) = (manager.watches.clone(), manager.others.clone());
+    manager.look::<PartialObjectMeta<ConfigMap>>(manager.scope.places(&manager.client), &others, &index.wanted, &index);
     if manager.scope == Scope::Cluster {
         let everywhere = vec![(None, Api::all(manager.client.clone()))];
-        manager.look::<PartialObjectMeta<Namespace>>(everywhere, manager.watches.clone(), &index.wanted, &index);
+        manager.look::<PartialObjectMeta<Namespace>>(everywhere, &newest, &index.wanted, &index);
     }
     let controller = Arc::new(ConfigMapSyncs {
         client: manager.client.clone(),

@@ -180,10 +180,11 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let ingresses = manager.kind::<MyIngress>(&KIND);
     let (store, trigger) = (ingresses.store.clone(), ingresses.trigger.clone());
     let backends = Arc::new(Backends::new(trigger.clone()));
+    let (newest, others) = (manager.watches.clone(), manager.others.clone());
     let nodes = vec![(None, Api::all(manager.client.clone()))];
-    manager.look::<Node>(nodes, manager.watches.clone(), &backends.wanted, &backends);
+    manager.look::<Node>(nodes, &newest, &backends.wanted, &backends);
     let services = manager.scope.places(&manager.client);
-    manager.look::<PartialObjectMeta<Service>>(services, manager.others.clone(), &backends.wanted, &backends);
+    manager.look::<PartialObjectMeta<Service>>(services, &others, &backends.wanted, &backends);
     let timings = &manager.config.timings;
     let (resync, shown_within) = (timings.aws_resync, timings.aws_shown_within);
     let controller = Arc::new(MyIngresses {

@@ -8,10 +8,10 @@ use kube::core::DynamicObject;
 use uuid::Uuid;
 
 use super::field::{Field, Observed};
-use super::history::{Observation, ObservationBuffer, State};
+use super::history::{self, Observation, ObservationBuffer, Series, State};
 use super::target::TargetKey;
 use crate::api::TrackedField;
-use crate::api::tracked_field::Subject;
+use crate::api::tracked_field::{Entry, Subject};
 
 /// How long a watch may show nothing more after a read that it disagrees with, before the read is believed.
 pub const DOUBT: Duration = Duration::from_secs(5);
@@ -49,6 +49,8 @@ pub(super) struct Follower {
     /// How often the watch has shown something that was not of the past.
     shown: u64,
     pub(super) buffer: ObservationBuffer,
+    /// What was followed before for the same object, as far as no pass has recorded it.
+    pub(super) former: Option<Series>,
     /// How many observations became one with a neighbour because the buffer was full, and nobody was told yet.
     pub(super) merged: usize,
 }
@@ -86,7 +88,43 @@ impl Follower {
             newest: None,
             shown: 0,
             buffer: ObservationBuffer::default(),
+            former: None,
             merged: 0,
+        }
+    }
+
+    /// Takes in what was seen for the same object, before what is here, and not recorded. Of two former series the older one
+    /// is but counted.
+    pub(super) fn take_back(&mut self, series: Series) {
+        if series.observations.is_empty() {
+            return;
+        }
+        if series.subject == self.whose.subject {
+            self.merged += self.buffer.restore(series.observations);
+            return;
+        }
+        match &mut self.former {
+            Some(former) if former.subject == series.subject => {
+                former.observations.splice(..0, series.observations);
+            }
+            Some(_) => self.merged += series.observations.len(),
+            None => self.former = Some(series),
+        }
+    }
+
+    /// Takes out what was seen and not recorded: what it follows, and what was followed before.
+    pub(super) fn unrecorded(&mut self) -> (Vec<Observation>, Option<Series>) {
+        (self.buffer.drain(), self.former.take())
+    }
+
+    /// Drops what `last`, the newest entry of the history, tells of.
+    pub(super) fn drop_told(&mut self, last: &Entry) {
+        let speaks_of = |subject: &Subject| last.subject.as_ref() == Some(subject);
+        if speaks_of(&self.whose.subject) {
+            self.buffer.drop_told(last);
+            self.former = None;
+        } else if let Some(former) = self.former.as_mut().filter(|former| speaks_of(&former.subject)) {
+            history::drop_told(&mut former.observations, last);
         }
     }
 
@@ -104,11 +142,12 @@ impl Follower {
             }
         }
         self.shown += 1;
-        if let Some(newest) = &mut self.newest {
-            if newest.value == value && (value.is_none() || newest.uid == uid) {
-                (newest.uid, newest.version) = (uid, version);
-                return false;
-            }
+        if let Some(newest) = &mut self.newest
+            && newest.value == value
+            && (value.is_none() || newest.uid == uid)
+        {
+            (newest.uid, newest.version) = (uid, version);
+            return false;
         }
         self.push(uid, version, value)
     }

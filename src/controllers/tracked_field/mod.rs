@@ -176,6 +176,7 @@ impl<T: Transport> TrackedFields<T> {
             let inputs = history::Inputs {
                 subject: &whose.subject,
                 observations: &seen.observations,
+                former: seen.former.as_ref(),
                 outcomes,
                 in_flight: &self.outbox.in_flight(key),
                 held,

@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::field::Field;
 use super::follower::{Asked, Follower, Whose};
-use super::history::Observation;
+use super::history::{Observation, Series};
 use super::target::TargetKey;
 use crate::api::TrackedField;
 use crate::api::tracked_field::Entry;
@@ -67,6 +67,8 @@ pub struct Seen<'a> {
     whose: &'a Whose,
     /// Oldest first.
     pub observations: Vec<Observation>,
+    /// What was seen before of what was followed then.
+    pub former: Option<Series>,
     /// How many more there were, before neighbours became one because there was no room for them.
     pub merged: usize,
 }
@@ -75,16 +77,21 @@ impl Seen<'_> {
     /// All of it stands in the history.
     pub fn recorded(mut self) {
         // Not cleared: its room would go back into the buffer, and stay there for as long as nothing changes.
-        self.observations = Vec::new();
-        self.merged = 0;
+        (self.observations, self.former, self.merged) = (Vec::new(), None, 0);
     }
 }
 
 impl Drop for Seen<'_> {
     fn drop(&mut self) {
         let mut state = self.tracker.state();
-        if let Some(follower) = state.follower(self.key, self.whose) {
-            follower.merged += self.merged + follower.buffer.restore(std::mem::take(&mut self.observations));
+        // The spec may be another one by now.
+        let follower = state.followers.get_mut(self.key).filter(|follower| follower.whose.uid == self.whose.uid);
+        let Some(follower) = follower else { return };
+        follower.merged += self.merged;
+        let observations = std::mem::take(&mut self.observations);
+        follower.take_back(Series { subject: self.whose.subject.clone(), observations });
+        if let Some(former) = self.former.take() {
+            follower.take_back(former);
         }
     }
 }
@@ -110,9 +117,14 @@ impl Tracker {
         let unread = state.watches.get(&(target.resource.clone(), shard)).is_some_and(|watch| watch.begun);
         let mut follower = Follower::new(whose.clone(), target.clone(), field.clone(), unread);
         let was_followed = replaced.is_some();
-        if let Some(before) = replaced.filter(|before| before.whose == *whose) {
-            // The same series, of a resource that is in another scope now: what was seen is still to be recorded.
-            (follower.buffer, follower.merged) = (before.buffer, before.merged);
+        // What was seen is still to be recorded: of what the spec tracked before, or of a resource that is in another scope now.
+        if let Some(mut before) = replaced.filter(|before| before.whose.uid == whose.uid) {
+            let (observations, former) = before.unrecorded();
+            follower.merged = before.merged;
+            follower.take_back(Series { subject: before.whose.subject, observations });
+            if let Some(former) = former {
+                follower.take_back(former);
+            }
         }
         state.followers.insert(key.clone(), follower);
         state.targets.entry(target.clone()).or_default().push(key.clone());
@@ -132,10 +144,8 @@ impl Tracker {
     /// The newest entry of the history of `key`: what it tells of need not be recorded any more. A replica that stands by
     /// would otherwise keep all that it ever saw.
     pub fn told(&self, key: &Key, whose: &Whose, last: &Entry) {
-        if last.subject.as_ref() == Some(&whose.subject)
-            && let Some(follower) = self.state().follower(key, whose)
-        {
-            follower.buffer.drop_told(last);
+        if let Some(follower) = self.state().follower(key, whose) {
+            follower.drop_told(last);
         }
     }
 
@@ -193,11 +203,12 @@ impl Tracker {
     /// What is to be recorded for `key`, if it is `whose` that is followed.
     pub fn seen<'a>(&'a self, key: &'a Key, whose: &'a Whose) -> Seen<'a> {
         let mut state = self.state();
-        let (observations, merged) = match state.follower(key, whose) {
-            Some(follower) => (follower.buffer.drain(), std::mem::take(&mut follower.merged)),
-            None => (Vec::new(), 0),
-        };
-        Seen { tracker: self, key, whose, observations, merged }
+        let mut seen = Seen { tracker: self, key, whose, observations: Vec::new(), former: None, merged: 0 };
+        if let Some(follower) = state.follower(key, whose) {
+            (seen.observations, seen.former) = follower.unrecorded();
+            seen.merged = std::mem::take(&mut follower.merged);
+        }
+        seen
     }
 
     /// Whether the target of `key` exists, as far as is known.

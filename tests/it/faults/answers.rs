@@ -86,6 +86,24 @@ async fn lost_answers_while_the_target_is_made_anew() {
     scene.assert_told_once().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_could_not_be_recorded_outlives_a_change_of_the_spec() {
+    let scene = scene("respec", &["web", "marker"], &[]).await;
+    let bed = &scene.bed;
+    let refusal = Fault::status(StatusCode::SERVICE_UNAVAILABLE);
+    let refused = scene.proxy.inject(status_writes("trackedfields").name("web"), Times::Always, refusal);
+    bed.scale("web", 2).await;
+    bed.scale("web", 3).await;
+    bed.scale("marker", 2).await;
+    bed.delivered("marker", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    refused.wait_for_hits(1, SOON).await.unwrap();
+    bed.patch::<TrackedField>("web", json!({ "spec": { "field": "image" } })).await;
+    refused.take_back();
+    let before = [("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))];
+    bed.delivered("web", &[&before[..], &[("Created", Some("nginx:latest"))]].concat()).await;
+    scene.assert_told_once().await;
+}
+
 /// The cache shows nothing of what was written, nor did its answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_answers_while_the_cache_lags_behind() {

@@ -20,7 +20,7 @@ pub use age::{expire, hold, next_expiry};
 pub use bound::{Bounded, Bounds, bound};
 pub use buffer::ObservationBuffer;
 pub use next::{Changes, Inputs, next};
-pub use record::{Observation, Recorded, State, record};
+pub use record::{Observation, Recorded, Series, State, drop_told, record};
 pub use squeeze::Limits;
 
 /// What came of sending an entry.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Bounds, Observation, Outcome, bound, expire, hold, mark, record};
+use super::{Bounds, Observation, Outcome, Series, bound, expire, hold, mark, record};
 use crate::api::tracked_field::{Delivery, Entry, History, Subject};
 
 /// What a pass knows.
@@ -14,6 +14,8 @@ pub struct Inputs<'a> {
     pub subject: &'a Subject,
     /// What was seen since the last pass, oldest first.
     pub observations: &'a [Observation],
+    /// What was seen before that of what the spec tracked then.
+    pub former: Option<&'a Series>,
     /// What became of entries, by id.
     pub outcomes: &'a [(String, Outcome)],
     /// Entries that are being sent.
@@ -46,6 +48,10 @@ pub struct Changes {
 /// The history after a pass.
 pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> String) -> Changes {
     let mut history = before.to_vec();
+    let has_begun = history.last().is_some_and(|last| last.subject.as_ref() == Some(inputs.subject));
+    if let Some(former) = inputs.former.filter(|_| !has_begun) {
+        record(&mut history, &former.subject, former.observations.iter().cloned(), &mut ids);
+    }
     record(&mut history, inputs.subject, inputs.observations.iter().cloned(), &mut ids);
     mark(&mut history, inputs.outcomes.iter().cloned());
     hold(&mut history, inputs.held, inputs.now);

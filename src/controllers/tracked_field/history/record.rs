@@ -36,6 +36,15 @@ pub enum State {
     Absent,
 }
 
+/// What was observed of one subject, oldest first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Series {
+    /// Of what.
+    pub subject: Subject,
+    /// What was seen.
+    pub observations: Vec<Observation>,
+}
+
 /// What is left of observations that were folded into one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Folded {
@@ -197,7 +206,7 @@ fn speaks_of(entry: &Entry, subject: &Subject) -> bool {
 }
 
 /// Drops what `last` tells of, and what was seen before that: also of a resource of that name that was deleted since.
-pub(super) fn drop_told(observations: &mut Vec<Observation>, last: &Entry) {
+pub fn drop_told(observations: &mut Vec<Observation>, last: &Entry) {
     if let Some(told) = observations.iter().rposition(|observation| observation.is_told_by(last)) {
         observations.drain(..=told);
     }

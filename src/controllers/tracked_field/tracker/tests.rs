@@ -201,3 +201,38 @@ fn what_was_seen_in_another_scope_is_still_recorded() {
     assert_eq!(tracker.exists(&key), None, "there nothing was seen yet");
     assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned()), None]);
 }
+
+/// As when status writes failed for a while, or the spec is changed in the middle of one.
+#[test]
+fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
+    let (key, first, second, third) = (Key::new("shop", "it"), whose("1", "a"), whose("1", "b"), whose("1", "c"));
+    let tracker = Tracker::new(Trigger::default());
+    let former = |whose| {
+        tracker.seen(&key, whose).former.as_ref().map(|former| (former.subject.clone(), former.observations.len()))
+    };
+    follow(&tracker, &key, &first, &target("a"));
+    tracker.present(&resource(), object("a", 5, "x"));
+    let seen = tracker.seen(&key, &first);
+    tracker.present(&resource(), object("a", 6, "y"));
+    assert!(follow(&tracker, &key, &second, &target("b")));
+    drop(seen);
+    assert_eq!(former(&second), Some((first.subject.clone(), 2)));
+    assert_eq!(former(&second), Some((first.subject.clone(), 2)), "a pass that fails gives it back");
+    tracker.present(&resource(), object("b", 7, "z"));
+    assert!(follow(&tracker, &key, &third, &target("c")));
+    assert_eq!(former(&third), Some((second.subject.clone(), 1)));
+    assert_eq!(tracker.seen(&key, &third).merged, 2, "the oldest is counted");
+
+    let mut last: Entry = serde_json::from_value(json!({
+        "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "z", "subject": second.subject, "uid": "a",
+        "resourceVersion": "6",
+    }))
+    .unwrap();
+    tracker.told(&key, &third, &last);
+    assert_eq!(former(&third), Some((second.subject.clone(), 1)), "not told yet");
+    last.subject = Some(third.subject.clone());
+    tracker.told(&key, &third, &last);
+    assert_eq!(former(&third), None, "the series that came after it has begun");
+    assert!(follow(&tracker, &key, &whose("2", "a"), &target("a")), "of one that was made anew nothing is left");
+    assert_eq!(former(&whose("2", "a")), None);
+}

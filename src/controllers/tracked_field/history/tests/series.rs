@@ -1,5 +1,7 @@
 //! What becomes an entry.
 
+use std::collections::HashSet;
+
 use Action::{Created, Deleted, Updated};
 
 use super::*;
@@ -254,4 +256,28 @@ fn what_was_seen_of_one_whose_end_is_told_is_no_news() {
     assert_eq!(record(&mut history, &subject("replicas"), observations, &mut ids).entries, 0, "{history:?}");
     let anew = Observation::new(at(10), present("b", "3"), Some(12));
     assert_eq!(record(&mut history, &subject("replicas"), [anew], &mut ids).entries, 1);
+}
+
+#[test]
+fn what_was_seen_before_the_spec_was_changed_comes_first() {
+    let seen = |version, value| Observation::new(at(9), present("a", value), Some(version));
+    let former = Series { subject: subject("image"), observations: vec![seen(6, "i"), seen(7, "j")] };
+    let now = subject("replicas");
+    let inputs = Inputs {
+        subject: &now,
+        observations: &[seen(7, "3")],
+        former: Some(&former),
+        outcomes: &[],
+        in_flight: &HashSet::new(),
+        held: false,
+        limit: None,
+        max_age: MAX_AGE,
+        now: at(10),
+    };
+    let recorded = next(&[], &inputs, ids()).history;
+    let of = |entry: &Entry| (entry.subject.as_ref().unwrap().field().to_owned(), entry.value.clone().unwrap());
+    let told: Vec<_> = recorded.iter().map(of).collect();
+    let pairs = [("image", "i"), ("image", "j"), ("replicas", "3")];
+    assert_eq!(told, pairs.map(|(field, value)| (field.to_owned(), value.to_owned())));
+    assert!(!next(&recorded, &inputs, ids()).changed, "by another replica, which has begun with what came after");
 }
