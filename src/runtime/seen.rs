@@ -34,6 +34,8 @@ struct Asked {
     by: usize,
     /// The UIDs that have gone meanwhile.
     gone: Vec<String>,
+    /// Whether a watch meanwhile showed it.
+    shown: bool,
     /// Whether a list meanwhile did not show it.
     missed: bool,
 }
@@ -121,9 +123,13 @@ impl<S: Clone + PartialEq> Seen<S> {
         !state.known.contains_key(key) && state.absent.contains(key)
     }
 
-    /// It was looked for, and is not there or not ours.
+    /// It was looked for, and is not there or not ours; unless the watch has shown it while it was asked for, which is never
+    /// said again: then that stands.
     pub fn absent(&self, key: &Key) {
         let mut state = self.state();
+        if state.asking.get(key).is_some_and(|asked| asked.shown) {
+            return;
+        }
         state.known.remove(key);
         state.absent.insert(key.clone());
     }
@@ -148,7 +154,7 @@ impl<S: Clone + PartialEq> Seen<S> {
             return false;
         }
         state.absent.remove(key);
-        if state.known.get(key).is_none_or(|(newer, _)| newer.uid != known.uid || newer.version <= known.version) {
+        if state.known.get(key).is_none_or(|(newer, _)| newer.version <= known.version) {
             state.known.insert(key.clone(), (known, Some(Fine { digest, at: Instant::now() })));
         }
         true
@@ -161,6 +167,9 @@ impl<S: Clone + PartialEq> Seen<S> {
             if let Some(shown) = state.listing.get_mut(&shard) {
                 shown.insert(key.clone());
             }
+        }
+        if let Some(asked) = state.asking.get_mut(&key) {
+            asked.shown = true;
         }
         state.absent.remove(&key);
         // The watch still speaks of the one before.

@@ -79,6 +79,35 @@ fn one_that_a_list_does_not_show_while_it_is_asked_for_may_be_gone() {
     assert!(seen.wrote(&web, child(6, 0, 1), "d".into()));
 }
 
+/// It would be absent for ever, although it is there.
+#[test]
+fn one_that_is_shown_while_it_is_asked_for_is_not_absent() {
+    let seen = Seen::new([None].into(), TRUST);
+    let web = key("web");
+    {
+        let _asking = seen.asking(&web);
+        assert_eq!(seen.shown(web.clone(), child(5, 0, 1)), Some(key("owner")));
+        seen.absent(&web);
+    }
+    assert_eq!((seen.is_absent(&web), seen.look(&web, "d")), (false, Look::Other));
+    let _asking = seen.asking(&web);
+    seen.absent(&web);
+    assert_eq!((seen.is_absent(&web), seen.look(&web, "d")), (true, Look::Unknown), "it was shown before");
+}
+
+/// A list speaks of the newer one alone, and never of the end of the one before.
+#[test]
+fn an_answer_about_the_one_before_takes_nothing_from_the_one_that_a_list_has_shown() {
+    let seen = Seen::new([None].into(), TRUST);
+    let web = key("web");
+    let _asking = seen.asking(&web);
+    seen.listing(None);
+    assert_eq!(seen.shown(web.clone(), Known { uid: "2".into(), ..child(9, 0, 2) }), Some(key("owner")));
+    assert_eq!(seen.listed(None), []);
+    assert!(seen.wrote(&web, child(5, 0, 1), "d".into()), "its owner has been woken");
+    assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Other, Some(2)));
+}
+
 #[test]
 fn what_is_said_late_of_the_one_before_is_no_news() {
     let seen = Seen::new([None].into(), TRUST);
