@@ -150,10 +150,10 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let key = Key::of(&desired);
         let api = self.api(&key);
         let mut there = match self.seen.look(&key, &digest) {
-            Look::Going => return Err(Trouble::Going(what::<K>(&key))),
             Look::Fine => return Ok(()),
             Look::Unknown => !owner.is_fresh(),
-            Look::Other => true,
+            // That it goes may be long ago by now.
+            Look::Going | Look::Other => true,
         };
         let _asking = self.seen.asking(&key);
         for turn in 1..=TRIES {
@@ -246,6 +246,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// When it is there and could not be deleted.
     pub async fn remove(&self, owner: &Owner, key: &Key, lives: impl Fn(&str) -> bool + Sync) -> Result<bool, Trouble> {
         self.ready().await;
+        let _asking = self.seen.asking(key);
         if owner.is_fresh() && self.seen.known(key).is_none() {
             // Nor is it asked for later.
             self.seen.absent(key);

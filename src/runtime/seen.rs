@@ -34,6 +34,8 @@ struct Asked {
     by: usize,
     /// The UIDs that have gone meanwhile.
     gone: Vec<String>,
+    /// Whether a watch meanwhile showed it.
+    shown: bool,
     /// Whether a list meanwhile did not show it.
     missed: bool,
 }
@@ -121,9 +123,13 @@ impl<S: Clone + PartialEq> Seen<S> {
         !state.known.contains_key(key) && state.absent.contains(key)
     }
 
-    /// It was looked for, and is not there or not ours.
+    /// It was looked for, and is not there or not ours; unless the watch has shown it while it was asked for, which is never
+    /// said again: then that stands.
     pub fn absent(&self, key: &Key) {
         let mut state = self.state();
+        if state.asking.get(key).is_some_and(|asked| asked.shown) {
+            return;
+        }
         state.known.remove(key);
         state.absent.insert(key.clone());
     }
@@ -148,7 +154,7 @@ impl<S: Clone + PartialEq> Seen<S> {
             return false;
         }
         state.absent.remove(key);
-        if state.known.get(key).is_none_or(|(newer, _)| newer.uid != known.uid || newer.version <= known.version) {
+        if state.known.get(key).is_none_or(|(newer, _)| newer.version <= known.version) {
             state.known.insert(key.clone(), (known, Some(Fine { digest, at: Instant::now() })));
         }
         true
@@ -161,6 +167,9 @@ impl<S: Clone + PartialEq> Seen<S> {
             if let Some(shown) = state.listing.get_mut(&shard) {
                 shown.insert(key.clone());
             }
+        }
+        if let Some(asked) = state.asking.get_mut(&key) {
+            asked.shown = true;
         }
         state.absent.remove(&key);
         // The watch still speaks of the one before.
@@ -244,137 +253,4 @@ impl<S: Clone + PartialEq> Drop for Asking<'_, S> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-    use super::*;
-
-    const TRUST: Duration = Duration::from_mins(30);
-
-    fn key(name: &str) -> Key {
-        Key::new("shop", name)
-    }
-
-    fn report(seen: &Seen<u8>, key: &Key) -> Option<u8> {
-        seen.known(key).map(|known| known.report)
-    }
-
-    fn child(version: u64, print: u64, report: u8) -> Known<u8> {
-        Known { uid: "1".into(), version, owner: Some(key("owner")), print, going: false, report }
-    }
-
-    #[test]
-    fn our_own_write_is_no_news_and_a_lost_field_is() {
-        let seen = Seen::new([None].into(), TRUST);
-        let web = key("web");
-        seen.wrote(&web, child(5, 0, 1), "d".into());
-        for version in [4, 5, 6] {
-            assert_eq!(seen.shown(web.clone(), child(version, 0, 1)), None);
-        }
-        assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)));
-        assert_eq!(seen.look(&web, "other"), Look::Other);
-        assert_eq!(seen.shown(web.clone(), child(7, 0, 2)), Some(key("owner")), "what is reported has changed");
-        assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(2)));
-        assert_eq!(seen.shown(web.clone(), child(8, 1, 2)), Some(key("owner")));
-        assert_eq!(seen.look(&web, "d"), Look::Other);
-        assert_eq!(seen.gone(&web, "2"), None, "another one of its name");
-        assert_eq!(seen.gone(&web, "1"), Some(key("owner")));
-        assert_eq!(seen.look(&web, "d"), Look::Unknown);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_was_found_is_looked_at_again_after_a_while() {
-        let seen = Seen::new([None].into(), TRUST);
-        seen.wrote(&key("web"), child(5, 0, 1), "d".into());
-        tokio::time::advance(TRUST / 2).await;
-        assert_eq!((seen.look(&key("web"), "d"), report(&seen, &key("web"))), (Look::Fine, Some(1)));
-        tokio::time::advance(TRUST).await;
-        assert_eq!(seen.look(&key("web"), "d"), Look::Other);
-    }
-
-    /// The watch may be faster than the answer: such a child would be there for ever.
-    #[test]
-    fn one_that_goes_while_it_is_asked_for_is_gone() {
-        let seen = Seen::new([None].into(), TRUST);
-        let web = key("web");
-        seen.wrote(&web, child(5, 0, 1), "d".into());
-        {
-            let _asking = seen.asking(&web);
-            let _another = seen.asking(&web);
-            drop(seen.asking(&web));
-            assert_eq!(seen.gone(&web, "1"), Some(key("owner")));
-            assert!(!seen.wrote(&web, child(6, 0, 1), "d".into()), "somebody is to look again");
-            assert_eq!(seen.look(&web, "d"), Look::Unknown);
-            seen.wrote(&web, Known { uid: "2".into(), ..child(7, 0, 1) }, "d".into());
-            assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)), "another one of its name");
-        }
-        assert!(seen.state().asking.is_empty());
-    }
-
-    #[test]
-    fn one_that_a_list_does_not_show_while_it_is_asked_for_may_be_gone() {
-        let seen = Seen::new([Some("shop".into())].into(), TRUST);
-        let (web, other, far) = (key("web"), key("other"), Key::new("far", "web"));
-        let asking = [&web, &other, &far].map(|key| seen.asking(key));
-        seen.listing(Some("shop"));
-        seen.shown(other.clone(), child(4, 0, 1));
-        seen.listed(Some("shop"));
-        assert!(!seen.wrote(&web, child(6, 0, 1), "d".into()));
-        assert!(seen.wrote(&other, child(6, 0, 1), "d".into()), "it was shown");
-        assert!(seen.wrote(&far, child(6, 0, 1), "d".into()), "it was not to be shown");
-        drop(asking);
-        assert!(seen.wrote(&web, child(6, 0, 1), "d".into()));
-    }
-
-    #[test]
-    fn what_is_said_late_of_the_one_before_is_no_news() {
-        let seen = Seen::new([None].into(), TRUST);
-        let web = key("web");
-        seen.wrote(&web, Known { uid: "2".into(), ..child(9, 0, 1) }, "d".into());
-        assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(8, 0, 1) }), None);
-        assert_eq!(seen.gone(&web, "1"), None);
-        assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)));
-    }
-
-    #[test]
-    fn one_that_is_made_again_or_goes_is_news() {
-        let seen = Seen::new([None].into(), TRUST);
-        let web = key("web");
-        seen.wrote(&web, child(5, 0, 1), "d".into());
-        assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(6, 0, 1) }), Some(key("owner")));
-        assert_eq!(seen.look(&web, "d"), Look::Going);
-        assert_eq!(seen.shown(web.clone(), Known { uid: "2".into(), ..child(7, 0, 1) }), Some(key("owner")));
-        assert_eq!(seen.look(&web, "d"), Look::Other);
-    }
-
-    #[test]
-    fn what_is_absent_is_asked_for_once() {
-        let seen = Seen::<u8>::new([None].into(), TRUST);
-        let web = key("web");
-        assert!(!seen.is_absent(&web));
-        seen.absent(&web);
-        assert!(seen.is_absent(&web));
-        seen.shown(web.clone(), child(1, 0, 1));
-        assert!(!seen.is_absent(&web));
-        seen.gone(&web, "1");
-        assert!(!seen.is_absent(&web), "it may be there without its label");
-    }
-
-    #[tokio::test]
-    async fn what_a_list_does_not_show_is_gone() {
-        let seen = Seen::new([Some("shop".into()), Some("far".into())].into(), TRUST);
-        seen.listing(Some("shop"));
-        seen.shown(key("web"), child(5, 0, 1));
-        seen.shown(key("db"), child(5, 0, 1));
-        assert_eq!(seen.listed(Some("shop")), []);
-        assert!(!*seen.listed.borrow(), "another namespace is not listed yet");
-        seen.listing(Some("far"));
-        seen.listed(Some("far"));
-        seen.ready().await;
-        seen.listing(Some("shop"));
-        seen.shown(key("db"), child(5, 0, 1));
-        assert_eq!(seen.listed(Some("shop")), [key("owner")]);
-        assert_eq!(seen.look(&key("web"), "d"), Look::Unknown);
-        assert_eq!(seen.look(&key("db"), "d"), Look::Other);
-    }
-}
+mod tests;

@@ -263,6 +263,9 @@ impl Uninstall<'_> {
         let mut left = Left::default();
         for controller in ORDER {
             let targets = self.targets_of(controller).await?;
+            if self.how.without_operator && !targets.is_empty() {
+                self.still_gone(operator)?;
+            }
             left.seen += targets.len();
             let done = stream::iter(targets).map(|target| self.act(target, operator)).buffered(AT_ONCE);
             for (target, came) in done.collect::<Vec<_>>().await {
@@ -280,6 +283,16 @@ impl Uninstall<'_> {
             }
         }
         Ok(left)
+    }
+
+    /// What was proved at the beginning holds until the end: an operator that is back is to take away what is its own.
+    fn still_gone(&self, operator: &Operator) -> anyhow::Result<()> {
+        match operator {
+            // Its Lease may go after it.
+            Operator::Stopped(_) | Operator::Absent(_) => Ok(()),
+            Operator::Unread(why) => Err(Busy(why.clone()).into()),
+            back => ways::unproved(back, &self.args.lease).map_or(Ok(()), |why| Err(Refused(why).into())),
+        }
     }
 
     /// Does what can be done about it, until only others can; whether it is gone.

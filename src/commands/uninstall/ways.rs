@@ -76,6 +76,9 @@ pub fn unproved(operator: &Operator, lease: &LeaseOf) -> Option<String> {
     let path = lease.key();
     match operator {
         Operator::Stopped(_) => None,
+        Operator::NotYet(holder) if holder.is_empty() => {
+            Some(format!("{UNKNOWN}: Lease {path} was given back just now. Run it again"))
+        }
         Operator::Runs(holder) | Operator::Late(holder, _) | Operator::NotYet(holder) => Some(format!(
             "the operator runs ({holder} holds Lease {path}), and takes away what is its own: leave --without-operator out, or \
              stop it first"
@@ -187,6 +190,7 @@ mod tests {
     #[case::of_a_name_alone(Operator::Absent("x".into()), &["--leader-election-id=team"], Some("--operator-namespace=NAMESPACE"))]
     #[case::runs(Operator::Runs("me".into()), &["--operator-namespace=ops"], Some("the operator runs (me holds Lease ops/quartermaster)"))]
     #[case::not_yet(Operator::NotYet("me".into()), &["--operator-namespace=ops"], Some("the operator runs"))]
+    #[case::handed_over(Operator::NotYet(String::new()), &["--operator-namespace=ops"], Some("not known: Lease ops/quartermaster was given back just now. Run it again"))]
     #[case::unread(Operator::Unread("no answer".into()), &["--operator-namespace=ops"], Some("not known: no answer"))]
     #[case::forbidden(Operator::Unknown("may not".into()), &["--operator-namespace=ops"], Some("not known: may not"))]
     fn only_an_operator_that_is_known_to_be_gone_is_done_without(

@@ -126,6 +126,19 @@ impl Problem {
         }
     }
 
+    /// What is told of two parts: the first; all that is somebody else's. What only a change of the app mends is told once there
+    /// is nothing else, which is tried again.
+    fn or(self, next: Self) -> Self {
+        match (self, next) {
+            (Self::Conflict { mut parts, words }, Self::Conflict { parts: others, words: more }) => {
+                parts.extend(others);
+                Self::Conflict { parts, words: format!("{words}; {more}") }
+            }
+            (Self::Rejected(_), next) if !matches!(next, Self::Rejected(_)) => next,
+            (first, _) => first,
+        }
+    }
+
     /// Of a part that is not as it is wanted.
     fn of(part: Part, trouble: Trouble) -> Self {
         let words = trouble.to_string();
@@ -202,8 +215,7 @@ fn ports(service: &Service) -> impl Iterator<Item = &ServicePort> {
 }
 
 impl AppServices {
-    /// Has all objects of the app be as they are wanted; what stands in the way, the Deployment's first; where
-    /// that is somebody else's object, all that are.
+    /// Has all objects of the app be as they are wanted; what stands in the way.
     ///
     /// # Errors
     /// Something came in between: all is to be looked at again.
@@ -233,21 +245,14 @@ impl AppServices {
             (service, ingress.map_err(|trouble| (Part::Ingress, trouble)))
         };
         let (run, (service, ingress)) = tokio::join!(self.run(owner, key, object, app), served);
-        let mut problem = None;
+        let mut problems = Vec::new();
         for (part, trouble) in [run, service, ingress].into_iter().filter_map(Result::err) {
             if trouble.class() == Class::Conflict {
                 return Err(trouble.into());
             }
-            match (&mut problem, Problem::of(part, trouble)) {
-                (Some(Problem::Conflict { parts, words }), Problem::Conflict { words: more, .. }) => {
-                    parts.push(part);
-                    *words = format!("{words}; {more}");
-                }
-                (Some(_), _) => {}
-                (none, first) => *none = Some(first),
-            }
+            problems.push(Problem::of(part, trouble));
         }
-        Ok(problem)
+        Ok(problems.into_iter().reduce(Problem::or))
     }
 
     /// The Deployment, and whoever says how many Pods it has. An autoscaler comes after the Deployment has let go of that
@@ -360,3 +365,6 @@ impl AppServices {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -90,13 +90,19 @@ impl Backends {
         let mut nodes = self.nodes.subscribe();
         let listed = tokio::time::timeout(LISTED_WITHIN, nodes.wait_for(|nodes| *nodes != Nodes::Unlisted));
         let unknown = match listed.await.map(|nodes| nodes.map(|nodes| nodes.clone())) {
-            Err(_) => "they are being listed".into(),
-            Ok(Ok(Nodes::Unknown(why))) => why,
+            Err(_) => Some("they are being listed".into()),
+            Ok(Ok(Nodes::Unknown(why))) => Some(why),
             // The sender is ours.
-            Ok(_) => return Ok(self.state().instances.values().cloned().collect()),
+            Ok(_) => None,
         };
-        self.state().told = true;
-        Err(unknown)
+        if let Some(unknown) = unknown {
+            self.state().told = true;
+            // Listed just before that, they have woken nobody.
+            if *self.nodes.borrow() != Nodes::Listed {
+                return Err(unknown);
+            }
+        }
+        Ok(self.state().instances.values().cloned().collect())
     }
 
     /// The node has this instance, which takes traffic, or none.

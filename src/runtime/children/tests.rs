@@ -8,11 +8,15 @@ use http_body_util::BodyExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
 use rstest::rstest;
+use tokio::time::timeout;
 
 use super::*;
 use crate::api::ContactPoint;
 
 type Maps = Children<ConfigMap, ()>;
+
+/// Of a clock that stands still while anybody acts.
+const SOON: Duration = Duration::from_secs(1);
 
 fn name() -> ResourceName {
     ResourceName { api_version: "v1".into(), plural: "configmaps".into() }
@@ -105,4 +109,60 @@ async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case]
     };
     tokio::join!(settled, answers);
     assert_eq!(applied, wanted);
+}
+
+/// The answer is of the past by then, and the watch does not say it again.
+#[tokio::test(start_paused = true)]
+async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let live = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
+        "labels": { OWNER_UID: "u" } } });
+    let (owner, child) = (owner(), Key::new("shop", "child"));
+    let answers = async {
+        let (_, answer) = apiserver.next_request().await.unwrap();
+        maps.present(&name(), serde_json::from_value(live.clone()).unwrap());
+        answer.send_response(not_found());
+        let mut asked = Vec::new();
+        for _ in 0..2 {
+            let (request, answer) = apiserver.next_request().await.unwrap();
+            asked.push(request.method().clone());
+            answer.send_response(Response::new(serde_json::to_vec(&live).unwrap().into()));
+        }
+        asked
+    };
+    let removed = async {
+        [maps.remove(&owner, &child, |_| true).await.unwrap(), maps.remove(&owner, &child, |_| true).await.unwrap()]
+    };
+    let (removed, asked) = timeout(SOON, async { tokio::join!(removed, answers) }).await.expect("both asked");
+    assert_eq!((removed, asked), ([false, true], vec![http::Method::GET, http::Method::DELETE]));
+}
+
+/// A watch that has fallen silent does not say that it went.
+#[tokio::test(start_paused = true)]
+async fn one_that_was_going_is_asked_for() {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let maps = maps(Client::new(service, "shop"), |_| ());
+    let mut child = json!({ "metadata": { "namespace": "shop", "name": "child", "uid": "1", "resourceVersion": "5",
+        "labels": { OWNER_UID: "u" }, "deletionTimestamp": "2026-01-01T00:00:00Z" } });
+    maps.present(&name(), serde_json::from_value(child.clone()).unwrap());
+    let answers = async {
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert_eq!(request.method(), http::Method::GET);
+        answer.send_response(not_found());
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert_eq!(request.method(), http::Method::POST);
+        child["metadata"] = json!({ "namespace": "shop", "name": "child", "uid": "2", "resourceVersion": "7" });
+        answer.send_response(Response::new(serde_json::to_vec(&child).unwrap().into()));
+    };
+    let desired = json!({ "metadata": { "namespace": "shop", "name": "child" } });
+    let owner = owner();
+    let settled = maps.settle(&owner, serde_json::from_value(desired).unwrap(), |_| true, &[]);
+    let (settled, ()) = timeout(SOON, async { tokio::join!(settled, answers) }).await.expect("it asked");
+    settled.unwrap();
+}
+
+fn not_found() -> Response<Body> {
+    let said = json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "none" });
+    Response::builder().status(404).body(serde_json::to_vec(&said).unwrap().into()).unwrap()
 }

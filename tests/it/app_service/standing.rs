@@ -1,5 +1,6 @@
 //! What the status says: the Deployment's, mirrored, and why an app is not ready.
 
+use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Service};
 use kube::api::{ListParams, Patch, PatchParams};
@@ -7,6 +8,7 @@ use kube::{Api, ResourceExt};
 use quartermaster::api::AppService;
 use rstest::rstest;
 use serde_json::{Value, json};
+use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::wait::until;
 
 use super::{app, deployment, looked_at, not_ready, ready, respec, service, standing, writes};
@@ -197,6 +199,22 @@ async fn what_the_apiserver_refuses() {
     let app: AppService = bed.api().get("quantity").await.unwrap();
     assert_eq!(app.status.unwrap().available_replicas, Some(1));
     assert!(!operator.logs().contains("panicked"));
+}
+
+/// What is refused keeps nobody from trying the rest again.
+#[tokio::test]
+async fn beside_what_the_apiserver_refuses_what_failed_is_tried_again() {
+    let bed = Bed::shared("beside").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let away = Fault::status(StatusCode::INTERNAL_SERVER_ERROR);
+    let failed = proxy.inject(Match::verb(Verb::Create).resource("services"), Times::First(1), away);
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    let mut spec = one();
+    spec["resources"] = json!({ "requests": { "cpu": "-1" } });
+    app(&bed, "web", spec).await;
+    not_ready(&bed, "web", "Rejected").await;
+    bed.until("web", "is there", |_: &Service| true).await;
+    assert_eq!(failed.hits(), 1);
 }
 
 #[tokio::test]

@@ -1,11 +1,17 @@
 //! `quartermaster uninstall` when the operator is gone, or was deleted together with its CRDs.
 
+use std::sync::Arc;
+
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
+use kube::api::ListParams;
 use quartermaster::api::kind::Kind;
 use quartermaster::api::{ConfigMapSync, MyIngress};
 use quartermaster::{manifests, registry};
+use rstest::rstest;
 use serde_json::json;
+use testbed::proxy::{Fault, Match, Point, Proxy, Then, Times, Verb};
 use testbed::wait::until;
 
 use super::Run;
@@ -193,4 +199,52 @@ async fn who_is_stuck_in_a_namespace_that_goes_is_told_how_to_get_out() {
     let of_that = format!("--operator-namespace={SYSTEM}");
     run.ends(0, &["uninstall", "--without-operator", "-n", here, lease, &of_that, "--yes"]).await;
     assert!(bed.api::<ConfigMapSync>().get_opt("sync").await.unwrap().is_none());
+}
+
+/// Between two restarts, as a Pod that crashes has them, it counts as gone.
+#[rstest]
+#[case::before_anything_is_let_go(Match::verb(Verb::List).resource("leases"), &["first", "second"])]
+#[case::in_the_middle(Match::verb(Verb::Patch).resource("configmapsyncs"), &["second"])]
+#[tokio::test]
+async fn an_operator_that_comes_back_takes_away_what_is_left_itself(#[case] then: Match, #[case] left: &[&str]) {
+    let bed = Bed::shared("back").await;
+    let here = bed.namespace.clone();
+    let held = |holder: &str, renewed: &str| json!({ "spec": { "holderIdentity": holder, "leaseDurationSeconds": 1, "renewTime": renewed } });
+    bed.create::<Lease>("back", held("old", "2026-01-01T00:00:00.000000Z")).await;
+    let ours = "quartermaster.dev/copies";
+    let sync = json!({ "metadata": { "finalizers": [ours] }, "spec": {
+        "sourceNamespace": here, "configMapName": "settings", "destinationNamespace": here, "destinationName": "copy" } });
+    bed.create::<ConfigMapSync>("first", sync.clone()).await;
+
+    // The proxy is for who has a token.
+    bed.kubectl(&["create", "serviceaccount", "boss"]).await;
+    let account = format!("--serviceaccount={here}:boss");
+    bed.kubectl(&["create", "rolebinding", "boss", "--clusterrole=cluster-admin", &account]).await;
+    let direct = bed.plane.kubeconfig_for_service_account(&here, "boss").await.unwrap();
+    let proxy = Proxy::for_kubeconfig(&std::fs::read_to_string(&direct).unwrap()).unwrap();
+    let file = direct.with_extension("proxied");
+    proxy.write_kubeconfig(&direct, &file).unwrap();
+    let bed = Arc::new(bed);
+    let back = held("new", "2026-01-01T00:01:00.000000Z");
+    let comes = Fault::hook(Point::AfterApplied, {
+        let bed = Arc::clone(&bed);
+        move |_| {
+            let (bed, back, sync) = (Arc::clone(&bed), back.clone(), sync.clone());
+            async move {
+                bed.patch::<Lease>("back", back).await;
+                bed.create::<ConfigMapSync>("second", sync).await;
+                Then::GoOn
+            }
+        }
+    });
+    let came = proxy.inject(then, Times::First(1), comes);
+    let lease = ["--leader-election-id=back", &format!("--operator-namespace={here}")];
+    let run = Run::on(&bed).kubeconfig(file);
+    let said = run.ends(1, &[&["uninstall", "--without-operator", "-n", &here, "--yes"], &lease[..]].concat()).await;
+    assert!(said.contains("The operator counts as gone (") && came.hits() == 1, "{said}");
+    let words = format!("the operator runs (new holds Lease {here}/back), and takes away what is its own");
+    assert!(said.contains(&words) && said.contains("leave --without-operator out"), "{said}");
+    let all = bed.api::<ConfigMapSync>().list(&ListParams::default()).await.unwrap();
+    let kept = all.iter().filter(|it| it.finalizers() == [ours] && it.metadata.deletion_timestamp.is_none());
+    assert_eq!(kept.map(ResourceExt::name_any).collect::<Vec<_>>(), left, "{said}");
 }
