@@ -1,7 +1,6 @@
 //! Keeps the cache of one of our kinds, while its CRD is there.
 
 use std::fmt::Debug;
-use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
@@ -10,7 +9,6 @@ use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch::error::RecvError;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::cache::{Cache, Touched};
@@ -40,9 +38,6 @@ pub struct Feed<K> {
     /// Who asks for all to be listed anew, and is told when it has been.
     pub asked: mpsc::Receiver<oneshot::Sender<()>>,
 }
-
-/// A list that began so lately is as good as a new one: nobody else led meanwhile.
-const NEW: Duration = Duration::from_secs(2);
 
 impl<K> Feed<K>
 where
@@ -96,7 +91,7 @@ where
         on: &(impl Fn(Touched<K>, bool) + Send + Sync),
     ) -> Result<(), RecvError> {
         self.say(State::Syncing);
-        let (mut told, mut began, mut asked) = (self.begin(), Instant::now(), None);
+        let (mut told, mut asked) = (self.begin(), None);
         loop {
             if cache.settled()
                 && let Some(asked) = asked.take()
@@ -107,11 +102,8 @@ where
             let told = tokio::select! {
                 changed = self.presence.changed() => return changed,
                 Some(asks) = self.asked.recv() => {
-                    if cache.settled() && began.elapsed() > NEW {
-                        cache.begin();
-                        (told, began) = (self.begin(), Instant::now());
-                    }
-                    asked = Some(asks);
+                    cache.begin();
+                    (told, asked) = (self.begin(), Some(asks));
                     continue;
                 }
                 Some(told) = told.next() => told,
@@ -163,6 +155,8 @@ where
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::time::Duration;
 
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::ResourceExt;
@@ -244,7 +238,7 @@ mod tests {
         drop(presence);
         tokio::time::timeout(Duration::from_secs(1), feed).await.unwrap_err();
     }
-    /// A watch that has said nothing for a while may have fallen silent.
+    /// What the watch has shown may be of the past.
     #[tokio::test(start_paused = true)]
     async fn whoever_begins_to_lead_has_all_listed_anew() {
         let listed = |before: usize| object(if before == 0 { "x" } else { "y" }, "5");
@@ -264,9 +258,8 @@ mod tests {
             (log.count(Asked::List), store.state().iter().map(|object| object.name_any()).collect::<Vec<_>>())
         };
         presence.send_replace(Some(Presence::Present));
-        assert_eq!(anew().await, (1, vec!["x".to_owned()]), "the first list is new enough");
-        assert_eq!(anew().await.0, 1);
-        tokio::time::sleep(NEW * 2).await;
+        phase.wait_for(|phase| *phase == State::Synced).await.unwrap();
+        assert_eq!((log.count(Asked::List), store.state()[0].name_any()), (1, "x".to_owned()));
         assert_eq!(anew().await, (2, vec!["y".to_owned()]));
         assert_eq!(*phase.borrow_and_update(), State::Synced, "it was served all the time");
     }

@@ -20,7 +20,7 @@ use self::tracker::{Tracker, Trouble};
 use self::waiting::Waiting;
 use crate::api::common::REQUESTED_AT;
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
-use crate::api::tracked_field::{Entry, GROUP, History, StoredHistory};
+use crate::api::tracked_field::{GROUP, History, StoredHistory};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
 use crate::notify::queue::{Offer, Outbox};
@@ -137,15 +137,6 @@ pub struct TrackedFields<T> {
 }
 
 impl<T: Transport> TrackedFields<T> {
-    /// The object with what is Pending in it for certain: what is offered for the first time may come from a cache that
-    /// does not show yet what another replica delivered. None where another pass has to look at it.
-    async fn certain(&self, key: &Key, object: Arc<TrackedField>) -> Result<Option<Arc<TrackedField>>, Error> {
-        if self.outbox.holds(key) || !object.history().map_err(Error::History)?.iter().any(Entry::is_pending) {
-            return Ok(Some(object));
-        }
-        self.read_again(key, &object).await
-    }
-
     /// The object as it now stands. None if somebody changed what a pass goes by: the next pass has it.
     async fn read_again(&self, key: &Key, object: &TrackedField) -> Result<Option<Arc<TrackedField>>, Error> {
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
@@ -234,7 +225,6 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             return Ok(Outcome::Done);
         }
         let tracked = self.track(&key, &object).await;
-        let Some(object) = self.certain(&key, object).await? else { return Ok(Outcome::Waiting) };
         let point_key = Key::new(&key.namespace, &object.spec.contact_point);
         let point = self.points.get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
         let suspended = object.spec.suspend.unwrap_or_default();

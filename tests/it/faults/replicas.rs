@@ -237,9 +237,9 @@ async fn a_new_leader_whose_cache_lags_behind_repeats_nothing() {
     frozen.wait_for_hits(1, SOON).await.unwrap();
     leader.kill();
     leads(&standby).await;
-    let asked = Match::verb(Verb::Get).resource("trackedfields").name("it");
-    until("it has looked at what waits, or sent it", SOON, async || {
-        Ok((proxy.count(&asked) > 0 || told(&receiver).len() > 1).then_some(()))
+    let listed = Match::verb(Verb::List).resource("trackedfields");
+    until("it has listed what waits, or sent it", SOON, async || {
+        Ok((proxy.count(&listed) > 1 || told(&receiver).len() > 1).then_some(()))
     })
     .await
     .unwrap();
