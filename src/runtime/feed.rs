@@ -238,6 +238,7 @@ mod tests {
         drop(presence);
         tokio::time::timeout(Duration::from_secs(1), feed).await.unwrap_err();
     }
+
     /// What the watch has shown may be of the past.
     #[tokio::test(start_paused = true)]
     async fn whoever_begins_to_lead_has_all_listed_anew() {

@@ -124,6 +124,10 @@ pub fn status(
     if wrote.is_some() {
         status.last_sync_time = wrote;
     }
+    // A process that was killed before it could say so wrote them.
+    if matches!(came, Came::Copied { right: 1.., .. }) {
+        status.last_sync_time.get_or_insert_with(|| now.clone());
+    }
     let (well, reason, message) = match came {
         Came::Blocked { reason, words } => {
             (status.destinations, status.copies) = (None, None);
@@ -189,6 +193,15 @@ mod tests {
         let second = status(Some(&first), &blocked, None, 1, at(3));
         assert_eq!((second.last_sync_time, second.copies), (Some(at(1)), None), "how they stand is not known");
         assert_eq!(second.conditions[0].status, "False");
+    }
+
+    #[test]
+    fn copies_that_nobody_said_to_have_written_have_a_time() {
+        let came = |right| Came::Copied { destinations: 2, right, stay: 0, snags: vec![] };
+        assert_eq!(status(None, &came(0), None, 1, at(1)).last_sync_time, None);
+        let first = status(None, &came(2), None, 1, at(1));
+        assert_eq!(first.last_sync_time, Some(at(1)));
+        assert_eq!(status(Some(&first), &came(2), None, 1, at(2)).last_sync_time, Some(at(1)));
     }
 
     #[test]
