@@ -140,6 +140,11 @@ impl Shop {
     /// Has passes run over a sync, and sees to it that none of them writes anything. Passes of one object come one after the
     /// other: when the second looks at the source, the first has written what it had to write.
     pub async fn rests(&self, sync: &str) {
+        // A status that is yet to be written would come after the first, once what asks for a pass no longer is in its way.
+        let says = |sync: &ConfigMapSync| {
+            sync.status.as_ref().is_some_and(|status| status.observed_generation == sync.metadata.generation)
+        };
+        self.bed.until(sync, "has a status of its generation", says).await;
         let audit = self.bed.plane.audit();
         let mut mark = audit.mark().await.unwrap();
         let ours = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
