@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use crate::api::my_ingress::SUFFIX;
 use crate::runtime::ownership::{ADOPT_BY, OWNER_UID};
 
-/// A call, named as in the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Operations.html).
+/// A call, named as in the API reference of its [`Action::service`]
+/// ([load balancers](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Operations.html),
+/// [accounts](https://docs.aws.amazon.com/STS/latest/APIReference/API_Operations.html)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // each is a page of the API reference
 pub enum Action {
@@ -16,6 +18,7 @@ pub enum Action {
     DescribeTags,
     DescribeTargetGroups,
     DescribeTargetHealth,
+    GetCallerIdentity,
     CreateLoadBalancer,
     CreateListener,
     CreateTargetGroup,
@@ -37,6 +40,8 @@ pub enum Action {
 /// (<https://docs.aws.amazon.com/service-authorization/latest/reference/list_awselasticloadbalancingv2.html>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Grant {
+    /// Not at all: every caller may.
+    Free,
     /// On everything: what only reads knows no resources.
     Read,
     /// With our tags on it.
@@ -47,12 +52,13 @@ enum Grant {
 
 impl Action {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::DescribeLoadBalancers,
         Self::DescribeListeners,
         Self::DescribeTags,
         Self::DescribeTargetGroups,
         Self::DescribeTargetHealth,
+        Self::GetCallerIdentity,
         Self::CreateLoadBalancer,
         Self::CreateListener,
         Self::CreateTargetGroup,
@@ -78,6 +84,7 @@ impl Action {
             Self::DescribeTags => "DescribeTags",
             Self::DescribeTargetGroups => "DescribeTargetGroups",
             Self::DescribeTargetHealth => "DescribeTargetHealth",
+            Self::GetCallerIdentity => "GetCallerIdentity",
             Self::CreateLoadBalancer => "CreateLoadBalancer",
             Self::CreateListener => "CreateListener",
             Self::CreateTargetGroup => "CreateTargetGroup",
@@ -96,13 +103,19 @@ impl Action {
         }
     }
 
+    /// The service, as AWS's SDKs call it.
+    pub fn service(self) -> &'static str {
+        if self == Self::GetCallerIdentity { "STS" } else { "Elastic Load Balancing v2" }
+    }
+
     /// Whether it changes anything. AWS counts these apart.
     pub fn writes(self) -> bool {
-        self.grant() != Grant::Read
+        matches!(self.grant(), Grant::Create | Grant::Ours)
     }
 
     fn grant(self) -> Grant {
         match self {
+            Self::GetCallerIdentity => Grant::Free,
             Self::DescribeLoadBalancers
             | Self::DescribeListeners
             | Self::DescribeTags
@@ -191,7 +204,7 @@ mod tests {
         let statements = policy["Statement"].as_array().cloned().unwrap_or_default();
         let granted: Vec<_> =
             statements.iter().flat_map(|s| s["Action"].as_array().cloned().unwrap_or_default()).collect();
-        for action in Action::ALL {
+        for action in Action::ALL.into_iter().filter(|action| action.grant() != Grant::Free) {
             assert!(granted.contains(&format!("elasticloadbalancing:{}", action.name()).into()), "{action:?}");
         }
         for statement in statements {
@@ -208,7 +221,8 @@ mod tests {
     fn each_is_spelled_as_it_is_called() {
         for action in Action::ALL {
             assert_eq!(action.name(), format!("{action:?}"));
-            assert_eq!(action.writes(), !action.name().starts_with("Describe"));
+            let reads = ["Describe", "Get"].iter().any(|word| action.name().starts_with(word));
+            assert_eq!(action.writes(), !reads);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use aws_config::BehaviorVersion;
+use aws_config::{BehaviorVersion, SdkConfig};
 use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
 use aws_sdk_elasticloadbalancingv2::Client;
@@ -50,7 +50,21 @@ enum Connection {
     None,
     /// There was no region then. Who asks a moment later need not wait for the same answer.
     Failed(Instant, Fault),
-    Made(Client, String),
+    Made(Clients),
+}
+
+/// Who asks.
+#[derive(Clone)]
+struct Clients {
+    elb: Client,
+    sts: aws_sdk_sts::Client,
+    region: String,
+}
+
+impl Clients {
+    fn new(config: &SdkConfig, region: String) -> Self {
+        Self { elb: Client::new(config), sts: aws_sdk_sts::Client::new(config), region }
+    }
 }
 
 impl Elb {
@@ -63,18 +77,17 @@ impl Elb {
         Self { connection, balancers: Together::new(), tags: Together::new(), pace, fence, metrics, timeout }
     }
 
-    /// The client, and the region that it asks.
-    async fn client(&self) -> Result<(Client, String), Fault> {
+    async fn clients(&self) -> Result<Clients, Fault> {
         let mut connection = self.connection.lock().await;
         match &*connection {
-            Connection::Made(client, region) => return Ok((client.clone(), region.clone())),
+            Connection::Made(clients) => return Ok(clients.clone()),
             Connection::Failed(at, fault) if at.elapsed() < self.timeout => return Err(fault.clone()),
             _ => {}
         }
         match self.connect().await {
-            Ok((client, region)) => {
-                *connection = Connection::Made(client.clone(), region.clone());
-                Ok((client, region))
+            Ok(clients) => {
+                *connection = Connection::Made(clients.clone());
+                Ok(clients)
             }
             Err(fault) => {
                 *connection = Connection::Failed(Instant::now(), fault.clone());
@@ -83,7 +96,7 @@ impl Elb {
         }
     }
 
-    async fn connect(&self) -> Result<(Client, String), Fault> {
+    async fn connect(&self) -> Result<Clients, Fault> {
         let limits = TimeoutConfig::builder().operation_timeout(self.timeout).build();
         let load = aws_config::defaults(BehaviorVersion::latest())
             // The runtime's delays are enough.
@@ -93,7 +106,7 @@ impl Elb {
         let loaded = tokio::time::timeout(self.timeout, load).await.ok();
         let region = loaded.as_ref().and_then(|config| config.region()).map(ToString::to_string);
         let made = loaded.zip(region.filter(|region| !region.is_empty()));
-        made.map(|(config, region)| (Client::new(&config), region)).ok_or_else(|| {
+        made.map(|(config, region)| Clients::new(&config, region)).ok_or_else(|| {
             let words = "no region for AWS: set AWS_REGION, or region in the profile";
             Fault::unsent(Class::Slow, fault::REGION_MISSING, words)
         })
@@ -108,17 +121,16 @@ impl Elb {
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
-        let (client, _) = self.client().await?;
+        let Clients { elb, .. } = self.clients().await?;
         self.pace.turn(action).await;
-        self.send(&client, action, send).await
+        self.send(action, send(&elb)).await
     }
 
     /// Makes a call whose turn it is.
     async fn send<T, E>(
         &self,
-        client: &Client,
         action: Action,
-        send: impl AsyncFnOnce(&Client) -> Result<T, SdkError<E, HttpResponse>>,
+        call: impl Future<Output = Result<T, SdkError<E, HttpResponse>>>,
     ) -> Result<T, Fault>
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
@@ -126,8 +138,8 @@ impl Elb {
         if !self.fence.held() {
             return Err(Fault::unsent(Class::Conflict, "NotLeading", "this replica does not lead any more"));
         }
-        let span = traces::aws(action.name());
-        let answer = send(client).instrument(span.clone()).await.map_err(Fault::from);
+        let span = traces::aws(action.service(), action.name());
+        let answer = call.instrument(span.clone()).await.map_err(Fault::from);
         if let Err(fault) = &answer {
             traces::refused(&span, fault.label());
         }
@@ -141,19 +153,27 @@ impl Elb {
 
     /// The tags of these, no more than can be asked for at once.
     async fn tags_together(&self, arns: BTreeSet<String>) -> Result<BTreeMap<String, Tags>, Fault> {
-        let (client, _) = self.client().await?;
-        self.tags.ask(arns, &DescribeTags(self, client)).await
+        let Clients { elb, .. } = self.clients().await?;
+        self.tags.ask(arns, &DescribeTags(self, elb)).await
     }
 }
 
 impl Balancers for Elb {
     async fn region(&self) -> Result<String, Fault> {
-        self.client().await.map(|(_, region)| region)
+        self.clients().await.map(|clients| clients.region)
+    }
+
+    async fn account(&self) -> Result<String, Fault> {
+        let Clients { sts, .. } = self.clients().await?;
+        self.pace.turn(Action::GetCallerIdentity).await;
+        let caller = self.send(Action::GetCallerIdentity, sts.get_caller_identity().send()).await?;
+        let account = caller.account().filter(|account| !account.is_empty());
+        account.map(Into::into).ok_or_else(|| Fault::unknown("AWS does not say whose the credentials are"))
     }
 
     async fn find(&self, name: &str) -> Result<Option<Balancer>, Fault> {
-        let (client, _) = self.client().await?;
-        match self.balancers.ask([name.to_owned()].into(), &DescribeLoadBalancers(self, client)).await {
+        let Clients { elb, .. } = self.clients().await?;
+        match self.balancers.ask([name.to_owned()].into(), &DescribeLoadBalancers(self, elb)).await {
             Ok(mut found) => Ok(found.remove(name)),
             Err(fault) if fault.is(fault::NOT_FOUND) => Ok(None),
             Err(fault) => Err(fault),
@@ -269,8 +289,8 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_asked_but_under_the_lease() {
         let elb = Elb::new(Fence::shut(), Metrics::new(), &Timings::default());
-        let config = aws_config::SdkConfig::builder().behavior_version(BehaviorVersion::latest()).build();
-        *elb.connection.lock().await = Connection::Made(Client::new(&config), "us-east-1".into());
+        let config = SdkConfig::builder().behavior_version(BehaviorVersion::latest()).build();
+        *elb.connection.lock().await = Connection::Made(Clients::new(&config, "us-east-1".into()));
         let fault = elb.delete("arn").await.err();
         assert_eq!(fault.map(|fault| (fault.class, fault.undone)), Some((Class::Conflict, true)));
     }

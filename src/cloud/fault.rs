@@ -27,6 +27,8 @@ pub const IN_USE: &str = "ResourceInUse";
 
 /// The reason while the credentials are missing, expired or refused.
 pub const CREDENTIALS_MISSING: &str = "CredentialsMissing";
+/// The reason of a balancer in another account than the one that is asked.
+pub const ACCOUNT_MISMATCH: &str = "AccountMismatch";
 /// The reason of a balancer in another region than the one that is asked.
 pub const REGION_MISMATCH: &str = "RegionMismatch";
 /// The reason while no region is known.
@@ -45,8 +47,8 @@ const SPEC_REFUSED: &str = "SpecRefused";
 const REFUSED: &str = "Refused";
 
 /// The reasons of what AWS did not answer, or not with a code of the table.
-pub const OTHER_REASONS: [&str; 6] =
-    [CREDENTIALS_MISSING, REGION_MISMATCH, REGION_MISSING, REFUSED, THROTTLED, UNAVAILABLE];
+pub const OTHER_REASONS: [&str; 7] =
+    [ACCOUNT_MISMATCH, CREDENTIALS_MISSING, REGION_MISMATCH, REGION_MISSING, REFUSED, THROTTLED, UNAVAILABLE];
 
 /// Every code of the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html), also of
 /// what is never called here.
@@ -163,15 +165,26 @@ impl Fault {
         Self { class, reason, code: None, undone: true, message: message.into() }
     }
 
-    /// The balancer of that `MyIngress` is not where AWS is asked.
-    pub fn elsewhere(arn: &str, region: &str, ingress: &MyIngress) -> Self {
+    /// The balancer of that `MyIngress` is not in the region where AWS is asked.
+    pub fn in_another_region(arn: &str, theirs: &str, asked: &str, ingress: &MyIngress) -> Self {
+        let asked = format!("{asked}, the region that the operator is configured for");
+        Self::elsewhere(REGION_MISMATCH, arn, &asked, &format!("region {theirs}"), ingress)
+    }
+
+    /// The balancer of that `MyIngress` is not in the account where AWS is asked.
+    pub fn in_another_account(arn: &str, theirs: &str, asked: &str, ingress: &MyIngress) -> Self {
+        let asked = format!("{asked}, the account of the operator's credentials");
+        Self::elsewhere(ACCOUNT_MISMATCH, arn, &asked, &format!("credentials of account {theirs}"), ingress)
+    }
+
+    fn elsewhere(reason: &'static str, arn: &str, asked: &str, lacks: &str, ingress: &MyIngress) -> Self {
         let (name, namespace) = (ingress.name_any(), ingress.namespace().unwrap_or_default());
         let words = format!(
-            "{arn} is not in {region}, the region that the operator is configured for: nothing is done, and a deletion waits; give the operator that region \
-             back, or delete the MyIngress and have the load balancer forgotten: kubectl patch myingress {name} -n {namespace} --type=merge -p \
+            "{arn} is not in {asked}: nothing is done, and a deletion waits; give the operator {lacks} back, or delete the MyIngress and \
+             have the load balancer forgotten: kubectl patch myingress {name} -n {namespace} --type=merge -p \
              '{{\"metadata\":{{\"finalizers\":null}}}}'"
         );
-        Self::unsent(Class::Slow, REGION_MISMATCH, words)
+        Self::unsent(Class::Slow, reason, words)
     }
 
     /// The answer did not come, or says nothing.

@@ -22,6 +22,9 @@ pub trait Balancers: Send + Sync + 'static {
     /// The region that is asked.
     fn region(&self) -> impl Future<Output = Result<String, Fault>> + Send;
 
+    /// The account that is asked: that of the credentials.
+    fn account(&self) -> impl Future<Output = Result<String, Fault>> + Send;
+
     /// The balancer of that name. One that was created or deleted a moment ago may not be shown as it is.
     fn find(&self, name: &str) -> impl Future<Output = Result<Option<Balancer>, Fault>> + Send;
 
@@ -62,6 +65,11 @@ impl<C: Balancers + listeners::Listeners> Cloud for C {}
 /// The region of an Amazon Resource Name: `arn:aws:elasticloadbalancing:REGION:ACCOUNT:...`.
 pub fn region_of(arn: &str) -> Option<&str> {
     arn.split(':').nth(3).filter(|region| !region.is_empty())
+}
+
+/// The account of an Amazon Resource Name.
+pub fn account_of(arn: &str) -> Option<&str> {
+    arn.split(':').nth(4).filter(|account| !account.is_empty())
 }
 
 /// The words that a command to change a balancer begins with, for whoever's own default is another region.

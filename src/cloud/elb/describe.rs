@@ -25,7 +25,7 @@ impl Call<Balancer> for DescribeLoadBalancers<'_> {
         let (mut found, mut next) = (BTreeMap::new(), None);
         loop {
             let ask = client.describe_load_balancers().set_names(alone.clone()).set_marker(next);
-            let page = elb.send(client, Action::DescribeLoadBalancers, async |_| ask.send().await).await?;
+            let page = elb.send(Action::DescribeLoadBalancers, ask.send()).await?;
             let shown = page.load_balancers().iter().filter_map(|it| Some((it.load_balancer_name()?.to_owned(), it)));
             found.extend(shown.filter(|(name, _)| names.contains(name)).map(|(name, it)| (name, Balancer::from(it))));
             match page.next_marker().filter(|marker| !marker.is_empty()) {
@@ -46,8 +46,8 @@ impl Call<Tags> for DescribeTags<'_> {
     }
 
     async fn send(&self, arns: Vec<String>) -> Result<BTreeMap<String, Tags>, Fault> {
-        let describe = async |client: &Client| client.describe_tags().set_resource_arns(Some(arns)).send().await;
-        let described = self.0.send(&self.1, Action::DescribeTags, describe).await?;
+        let ask = self.1.describe_tags().set_resource_arns(Some(arns));
+        let described = self.0.send(Action::DescribeTags, ask.send()).await?;
         Ok(described.tag_descriptions().iter().filter_map(tagged).collect())
     }
 }

@@ -31,9 +31,8 @@ impl<C: Cloud> MyIngresses<C> {
         let alb = pass.alb.clone().unwrap_or_default();
         let mark = &Mark { owner, cluster: self.cluster().await? };
         let name = build::name(&pass.ingress);
-        self.is_here(pass).await?;
         let deleting = |words: &str| Ok(Some((Standing::not(Some(alb.clone()), DELETING, words), Outcome::Waiting)));
-        let Some(balancer) = self.cloud.find(&name).await? else {
+        let Some(balancer) = self.find(pass, &name).await? else {
             if self.may_yet_appear(&alb) {
                 return deleting(
                     "AWS was asked for the load balancer a moment ago, and may show it yet: it is deleted then",

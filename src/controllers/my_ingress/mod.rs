@@ -21,7 +21,7 @@ use crate::api::MyIngress;
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::api::my_ingress::{Alb, FINALIZER, GROUP, ListenerStatus};
 use crate::cloud::elb::Elb;
-use crate::cloud::{self, Cloud, Fault};
+use crate::cloud::{self, Balancer, Cloud, Fault};
 use crate::runtime::cache::Touched;
 use crate::runtime::conditions::READY;
 use crate::runtime::events::Events;
@@ -274,13 +274,26 @@ impl<C: Cloud> MyIngresses<C> {
         if there.is_some_and(|there| there.uid() == pass.ingress.uid()) { Ok(()) } else { Err(Error::Gone) }
     }
 
-    /// Whether the balancer that the status names is where AWS is asked: an ARN proves nothing but that.
-    async fn is_here(&self, pass: &Pass) -> Result<(), Error> {
-        let Some(arn) = pass.alb.as_ref().and_then(|alb| alb.arn.as_deref()) else { return Ok(()) };
+    /// The balancer of that name, as far as AWS shows. Where it is not the one that the status names, that one is looked for
+    /// in the right place: its ARN proves nothing but region and account.
+    async fn find(&self, pass: &Pass, name: &str) -> Result<Option<Balancer>, Error> {
+        let alb = pass.alb.clone().unwrap_or_default();
+        let Some(arn) = alb.arn.as_deref() else { return Ok(self.cloud.find(name).await?) };
         let region = self.cloud.region().await?;
-        match cloud::region_of(arn) {
-            Some(theirs) if theirs != region => Err(Error::Cloud(Fault::elsewhere(arn, &region, &pass.ingress))),
-            _ => Ok(()),
+        if let Some(theirs) = cloud::region_of(arn).filter(|theirs| *theirs != region) {
+            return Err(Fault::in_another_region(arn, theirs, &region, &pass.ingress).into());
+        }
+        let found = self.cloud.find(name).await?;
+        let account = match &found {
+            Some(balancer) => cloud::account_of(&balancer.arn).map(Into::into),
+            None if self.may_yet_appear(&alb) => None,
+            None => Some(self.cloud.account().await?),
+        };
+        match (cloud::account_of(arn), account) {
+            (Some(theirs), Some(asked)) if theirs != asked => {
+                Err(Fault::in_another_account(arn, theirs, &asked, &pass.ingress).into())
+            }
+            _ => Ok(found),
         }
     }
 

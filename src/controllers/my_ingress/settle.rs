@@ -20,8 +20,7 @@ impl<C: Cloud> MyIngresses<C> {
         mark: &Mark<'_>,
         wanted: &Wanted,
     ) -> Result<(Standing, Outcome), Error> {
-        self.is_here(pass).await?;
-        match self.cloud.find(&wanted.name).await? {
+        match self.find(pass, &wanted.name).await? {
             Some(balancer) => self.look(pass, mark, wanted, balancer, false).await,
             None => self.create(pass, mark, wanted).await,
         }

@@ -176,19 +176,19 @@ pub fn answered(span: &Span, code: Option<u16>) {
     }
 }
 
-/// The span of a call of AWS; none outside of a pass.
-pub fn aws(action: &'static str) -> Span {
+/// The span of a call of this service of AWS; none outside of a pass.
+pub fn aws(service: &'static str, action: &'static str) -> Span {
     if Span::current().is_none() {
         return Span::none();
     }
     info_span!(
         target: TARGET,
         "aws",
-        "otel.name" = format!("Elastic Load Balancing v2/{action}"),
+        "otel.name" = format!("{service}/{action}"),
         "otel.kind" = "client",
         "otel.status_code" = Empty,
         "rpc.system" = "aws-api",
-        "rpc.service" = "Elastic Load Balancing v2",
+        "rpc.service" = service,
         "rpc.method" = action,
         "error.type" = Empty,
     )

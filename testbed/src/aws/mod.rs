@@ -55,12 +55,13 @@ pub const OTHER_SUBNETS: [&str; 2] = ["subnet-uvw", "subnet-xyz"];
 
 /// Variables by which a process could get credentials or an endpoint elsewhere: they are to be removed for one that is to
 /// use this.
-pub const FOREIGN: [&str; 12] = [
+pub const FOREIGN: [&str; 13] = [
     "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_ENDPOINT_URL_ELASTIC_LOAD_BALANCING_V2",
+    "AWS_ENDPOINT_URL_STS",
     "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
     "AWS_PROFILE",
     "AWS_ROLE_ARN",

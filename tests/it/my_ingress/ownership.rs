@@ -234,6 +234,36 @@ async fn in_another_region_nothing_is_done() {
     assert_eq!(site.aws.balancers().await.unwrap(), []);
 }
 
+/// There is none of its name in another account, or somebody else's.
+#[tokio::test]
+async fn in_another_account_nothing_is_done() {
+    let (site, other) = (Site::new("account").await, Aws::start().await.unwrap());
+    let operator = site.operator().await;
+    let taken = other.create("taken-alb", &SUBNETS, "internet-facing", &[]).await.unwrap();
+    let names = ["web", "taken"];
+    for name in names {
+        site.ingress(name, json!({})).await;
+        site.ready(name).await;
+    }
+    drop(operator);
+    let moved = Operator::start(&site.bed, Settings::default().aws(&other)).await;
+    for name in names {
+        let words = site.says(name, "AccountMismatch").await;
+        let account = taken.split(':').nth(4).unwrap();
+        let made = site.balancer(name).await.unwrap();
+        assert!(words.starts_with(&format!("{} is not in {account}, the account", made.arn)), "{words}");
+        site.bed.delete::<MyIngress>(name).await;
+        site.says(name, "AccountMismatch").await;
+    }
+    assert_eq!(changing(&other.calls()), [""; 0]);
+    drop(moved);
+    let _operator = site.operator().await;
+    for name in names {
+        site.gone(name).await;
+    }
+    assert_eq!(site.aws.balancers().await.unwrap(), []);
+}
+
 /// All UIDs are new after a restore from a backup, and the status is gone.
 #[tokio::test]
 async fn what_was_restored_is_taken_back() {
