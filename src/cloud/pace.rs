@@ -82,7 +82,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_came_first_is_served_first() {
-        let rate = Rate { burst: NonZeroU32::MIN, period: Duration::from_millis(20) };
+        let rate = Rate { burst: NonZeroU32::MIN, period: Duration::from_millis(500) };
         let pace = Pace::new(rate, rate);
         pace.turn(Action::DescribeTags).await;
         let mut first = std::pin::pin!(pace.turn(Action::DescribeTags));

@@ -20,6 +20,7 @@ pub use self::trouble::Trouble;
 pub use self::whole::Child;
 use super::managed_fields;
 use super::manager::Manager;
+use super::owners::Owners;
 use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
 use super::seen::{Known, Look, Seen};
 use super::watch_hub::{Observer, ResourceName};
@@ -132,17 +133,16 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         self.seen.ready().await;
     }
 
-    /// Has the child be as `desired`, which is marked as the owner's here. `lives` says whether a resource of the owner's
-    /// kind has that UID. The fields at the paths of `left`, in the form of `managedFields`, are not ours any more and keep
-    /// the value that they have.
+    /// Has the child be as `desired`, which is marked as the owner's here. `owners` are all of its kind. The fields at the paths
+    /// of `left`, in the form of `managedFields`, are not ours any more and keep the value that they have.
     ///
     /// # Errors
     /// Why it is not so.
-    pub async fn settle(
+    pub async fn settle<O: ChildKind>(
         &self,
         owner: &Owner,
         mut desired: K,
-        lives: impl Fn(&str) -> bool + Sync,
+        owners: &Owners<O>,
         left: &[&[&str]],
     ) -> Result<(), Trouble> {
         self.ready().await;
@@ -175,13 +175,17 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                 if let Some(refused) = refused {
                     return Err(refused);
                 }
+                owners.confirm(owner).await?;
                 there = false;
                 continue;
             };
-            let claim = owner.claim(live.meta(), &lives);
+            let claim = owner.claim(live.meta(), |uid| owners.lives(uid));
             if let Claim::Foreign(foreign) = &claim {
                 let words = owner.conflict(foreign, &resource::<K>(), &key.namespace, &key.name);
                 return Err(Trouble::Conflict(words));
+            }
+            if claim == Claim::Restored {
+                owners.confirm(owner).await?;
             }
             if live.meta().deletion_timestamp.is_some() {
                 return Err(Trouble::Going(what::<K>(&key)));
@@ -223,16 +227,18 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// When it could not be read or written.
-    pub async fn reclaim(
+    pub async fn reclaim<O: ChildKind>(
         &self,
         owner: &Owner,
         key: &Key,
-        lives: impl Fn(&str) -> bool + Sync,
+        owners: &Owners<O>,
         path: &[&str],
     ) -> Result<bool, Trouble> {
         let api = self.api(key);
         let live = Self::sent(key, api.get_opt(&key.name).await)?;
-        let Some(live) = live.filter(|live| owner.claim(live.meta(), &lives) == Claim::Ours) else { return Ok(false) };
+        let Some(live) = live.filter(|live| owner.claim(live.meta(), |uid| owners.lives(uid)) == Claim::Ours) else {
+            return Ok(false);
+        };
         let managed = live.meta().managed_fields.as_deref().unwrap_or_default();
         let Some(managed) = managed_fields::reclaimed(managed, self.manager, path) else { return Ok(false) };
         Self::sent(key, apply::metadata(&api, self.manager, &live, json!({ "managedFields": managed })).await)?;
@@ -244,7 +250,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ///
     /// # Errors
     /// When it is there and could not be deleted.
-    pub async fn remove(&self, owner: &Owner, key: &Key, lives: impl Fn(&str) -> bool + Sync) -> Result<bool, Trouble> {
+    pub async fn remove<O: ChildKind>(&self, owner: &Owner, key: &Key, owners: &Owners<O>) -> Result<bool, Trouble> {
         self.ready().await;
         let _asking = self.seen.asking(key);
         if owner.is_fresh() && self.seen.known(key).is_none() {
@@ -256,11 +262,14 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         }
         let api = self.api(key);
         let live = Self::sent(key, api.get_opt(&key.name).await)?;
-        let ours = live.filter(|live| matches!(owner.claim(live.meta(), &lives), Claim::Ours | Claim::Restored));
-        let Some(live) = ours else {
+        let claimed = live.map(|live| (owner.claim(live.meta(), |uid| owners.lives(uid)), live));
+        let Some((claim, live)) = claimed.filter(|(claim, _)| matches!(claim, Claim::Ours | Claim::Restored)) else {
             self.seen.absent(key);
             return Ok(false);
         };
+        if claim == Claim::Restored {
+            owners.confirm(owner).await?;
+        }
         Self::sent(key, apply::remove(&api, &live).await)?;
         Ok(true)
     }
@@ -277,7 +286,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// Marks `desired`; gives it as it is sent, and its digest.
     fn finish(owner: &Owner, desired: &mut K) -> Result<(Value, String), Trouble> {
         owner.mark(desired.meta_mut());
-        let value = |desired: &K| {
+        let value = |desired: &K| -> Result<Value, Trouble> {
             let mut value = serde_json::to_value(desired).map_err(|error| Trouble::Api {
                 what: what::<K>(&Key::of(desired)),
                 error: kube::Error::SerdeError(error),

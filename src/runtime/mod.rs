@@ -25,6 +25,7 @@ pub mod leader;
 pub mod managed_fields;
 pub mod manager;
 pub mod metrics;
+pub mod owners;
 pub mod ownership;
 pub mod reconciler;
 pub mod seen;

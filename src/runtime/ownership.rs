@@ -5,7 +5,6 @@
 //! and never deleted.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::runtime::reflector::Store;
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
@@ -210,11 +209,6 @@ impl Owner {
             && owner.name == self.reference.name
             && group(&owner.api_version) == group(&self.reference.api_version)
     }
-}
-
-/// Whether one of these resources has that UID.
-pub fn lives<K: Resource<DynamicType = ()> + Clone>(resources: &Store<K>, uid: &str) -> bool {
-    resources.find(|resource| resource.meta().uid.as_deref() == Some(uid)).is_some()
 }
 
 /// Whose child an object says it is.

@@ -84,7 +84,7 @@ async fn the_audit_log_tells_who_wrote_what() {
     let between = audit.mark().await.unwrap();
     run(&[&alice, "-n=audited", "patch", "configmap", "one", "-p={\"data\":{\"a\":\"2\"}}"]).await.unwrap();
     run(&[&alice, "-n=audited", "get", "configmaps"]).await.unwrap();
-    run(&[&alice, "-n=audited", "get", "configmaps", "--watch", "--request-timeout=1s"]).await.ok();
+    run(&[&alice, "-n=audited", "get", "configmaps", "--watch", "--request-timeout=5s"]).await.ok();
     let refused = run(&[&bob, "-n=audited", "create", "configmap", "two"]).await.unwrap_err();
     assert!(refused.to_string().contains("forbidden"), "{refused}");
 

@@ -132,7 +132,10 @@ async fn stored_nonsense_panics_nothing_and_loops_nothing() {
     .await;
     let operator = Operator::start(&bed, Settings::default()).await;
     for (name, status) in statuses() {
-        let point = bed.ready(name).await;
+        let says_so = |point: &ContactPoint| {
+            point.status.as_ref().is_some_and(|status| status.conditions.iter().any(|it| it.reason == "Ready"))
+        };
+        let point = bed.until(name, "is said to be ready by us", says_so).await;
         assert_eq!(condition(&point).0, "Ready");
         assert_eq!(point.status.as_ref().unwrap().observed_generation, Some(1), "{name}");
         let path = format!("/{name}");

@@ -203,6 +203,8 @@ async fn few_rights(owner: &Bed, receiver: &Receiver) {
     let settings = Settings::default()
         .kubeconfig(kubeconfig)
         .flag("--waiting-max=200ms")
+        // A right that goes may be seen to be gone a moment later.
+        .flag("--secret-reread=1s")
         .flag("--controllers=contactpoint,trackedfield");
     let operator = Operator::start(&bed, settings).await;
     readyz(&operator, "[+]contactpoint synced").await;

@@ -241,7 +241,7 @@ async fn retry_after_is_kept_to_the_second() {
     let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
     bed.telegram("chat", TOKEN, CHAT).await;
     bed.ready("chat").await;
-    let body = json!({ "ok": false, "error_code": 429, "description": "Too Many Requests: retry after 3", "parameters": { "retry_after": 3 } });
+    let body = json!({ "ok": false, "error_code": 429, "description": "Too Many Requests: retry after 15", "parameters": { "retry_after": 15 } });
     let later = testbed::bot_api::Reply::status(http::StatusCode::TOO_MANY_REQUESTS).json(&body);
     telegram.fault_next(1, testbed::bot_api::Fault::Instead(later));
     bed.deployment("web", 1).await;
@@ -254,7 +254,7 @@ async fn retry_after_is_kept_to_the_second() {
     bed.delivered("replicas", &[("Created", Some("1"))]).await;
     let messages = telegram.messages();
     let at = |chat: i64, nth: usize| messages.iter().filter(|message| message.chat_id == chat).nth(nth).unwrap().at;
-    assert!(at(CHAT, 1) - refused.at >= Duration::from_secs(3), "{:?}", at(CHAT, 1) - refused.at);
+    assert!(at(CHAT, 1) - refused.at >= Duration::from_secs(15), "{:?}", at(CHAT, 1) - refused.at);
     assert!(at(999, 0) < at(CHAT, 1));
     assert_eq!(telegram.rejected().len(), 1);
     bed.ready("chat").await;
@@ -273,7 +273,7 @@ async fn acting_within_a_second_of_the_secret() {
     bed.secret("late", TOKEN).await;
     let since = Instant::now();
     bed.ready("late").await;
-    // One to two seconds by the rule; the rest is for a slow machine.
-    assert!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
+    // One to two seconds by the rule; the rest is for a slow machine, and less than the longest wait.
+    assert!(since.elapsed() < Duration::from_secs(25), "{:?}", since.elapsed());
     assert_eq!(telegram.messages().len(), 1);
 }

@@ -69,7 +69,7 @@ async fn no_secret_stands_anywhere() {
     telegram.set_pace(Pace::unlimited());
     telegram.add_token(&secret("the bot's token"));
     telegram.add_chat(Chat::new(Kind::Private, 1).unwrap());
-    let settings = Settings::default().telegram(&telegram.url()).flag("--log-level=trace").flag("--send-timeout=1s");
+    let settings = Settings::default().telegram(&telegram.url()).flag("--log-level=trace");
     let mut operator = Operator::start(&bed, settings).await;
 
     let path = format!("/{}", secret("the URL's path"));

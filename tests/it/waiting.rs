@@ -291,7 +291,7 @@ async fn suspended_records_and_sends_later() {
 async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     let bed = Bed::shared("expires").await;
     let (away, held) = (Receiver::start().unwrap(), Receiver::start().unwrap());
-    let operator = Operator::start(&bed, Settings::default().flag("--delivery-max-age=4s")).await;
+    let operator = Operator::start(&bed, Settings::default().flag("--delivery-max-age=20s")).await;
     bed.webhook("away", &away.url()).await;
     bed.webhook("held", &held.url()).await;
     bed.ready("away").await;
@@ -314,8 +314,8 @@ async fn entries_are_given_up_but_not_for_the_time_that_they_were_held() {
     let failed = |field: &TrackedField| field.history().unwrap().iter().any(|e| e.delivery == Some(Delivery::Failed));
     let field = bed.until("it", "given up", failed).await;
     let entry = field.history().unwrap()[0].clone();
-    assert_eq!(entry.reason.as_deref(), Some("not delivered within 4 s"));
-    assert_eq!(bed.event("it", "DeliveryFailed").await, "Created 1: not delivered: not delivered within 4 s");
+    assert_eq!(entry.reason.as_deref(), Some("not delivered within 20 s"));
+    assert_eq!(bed.event("it", "DeliveryFailed").await, "Created 1: not delivered: not delivered within 20 s");
     let metrics = operator.metrics().await;
     assert!(metrics.lines().any(|line| line == "quartermaster_entries_expired_total 1"), "{metrics}");
     bed.waiting("it", "").await;

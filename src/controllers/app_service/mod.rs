@@ -10,7 +10,6 @@ use k8s_openapi::api::networking::v1::Ingress;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ListParams;
 use kube::core::ApiResource;
-use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
 
 use self::pods::Pod;
@@ -25,6 +24,7 @@ use crate::runtime::children::{Children, Trouble};
 use crate::runtime::conditions::READY;
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
+use crate::runtime::owners::Owners;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::told::Told;
@@ -46,7 +46,7 @@ pub const KIND: Kind = Kind::of::<AppService>(
     Lends::Deployments,
     &[
         // Patched: the original program's annotation is taken away.
-        Right::namespaced(GROUP, &["appservices"], &["list", "patch", "watch"]),
+        Right::namespaced(GROUP, &["appservices"], &["get", "list", "patch", "watch"]),
         Right::namespaced(GROUP, &["appservices/status"], &["patch"]),
         // Asked for where owner references that block the owner's deletion are checked.
         Right::namespaced(GROUP, &["appservices/finalizers"], &["update"]),
@@ -101,7 +101,7 @@ impl Failure for Error {
 /// The controller.
 pub struct AppServices {
     client: Client,
-    apps: Store<AppService>,
+    apps: Owners<AppService>,
     deployments: Arc<Children<Deployment, Running>>,
     services: Arc<Children<Service, Served>>,
     autoscalers: Arc<Children<HorizontalPodAutoscaler, ()>>,
@@ -124,7 +124,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     };
     let controller = Arc::new(AppServices {
         client: manager.client.clone(),
-        apps: apps.store.clone(),
+        apps: Owners::new(manager.client.clone(), apps.store.clone()),
         deployments: Children::new(manager, MANAGER, Running::of, wake()),
         services: Children::that_may_lose(manager, MANAGER, Served::of, settle::lost_a_port, wake()),
         autoscalers: Children::new(manager, MANAGER, |_| (), wake()),

@@ -15,7 +15,7 @@ use crate::api::app_service::TCP;
 use crate::runtime::children::Trouble;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome};
-use crate::runtime::{Key, apply, managed_fields, ownership};
+use crate::runtime::{Key, apply, managed_fields};
 
 /// Reason of the Event of an autoscaler that went.
 pub const AUTOSCALING_OFF: &str = "AutoscalingOff";
@@ -149,7 +149,7 @@ impl Problem {
             Trouble::Refused { said, .. } if said.code == 403 || apply::is_denied(said) => Self::Forbidden(words),
             Trouble::Refused { .. } => Self::Rejected(words),
             Trouble::Api { error: kube::Error::Api(said), .. } if is_taken(said) => Self::NodePortTaken(words),
-            Trouble::Api { .. } => Self::Unwritten(trouble),
+            Trouble::Owner(_) | Trouble::Api { .. } => Self::Unwritten(trouble),
         }
     }
 }
@@ -226,11 +226,11 @@ impl AppServices {
         object: &AppService,
         app: &App<'_>,
     ) -> Result<Option<Problem>, Error> {
-        let lives = |uid: &str| self.lives(uid);
+        let apps = &self.apps;
         let service = async {
             match build::service(app) {
                 Some(service) => self.service(owner, key, service).await,
-                None => self.services.remove(owner, key, lives).await.map(drop),
+                None => self.services.remove(owner, key, apps).await.map(drop),
             }
             .map_err(|trouble| (Part::Service, trouble))
         };
@@ -239,8 +239,8 @@ impl AppServices {
             // It would lead to somebody else's.
             let foreign = matches!(service, Err((_, Trouble::Conflict(_))));
             let ingress = match build::ingress(app).filter(|_| !foreign) {
-                Some(ingress) => self.ingresses.settle(owner, ingress, lives, &[]).await,
-                None => self.ingresses.remove(owner, key, lives).await.map(drop),
+                Some(ingress) => self.ingresses.settle(owner, ingress, apps, &[]).await,
+                None => self.ingresses.remove(owner, key, apps).await.map(drop),
             };
             (service, ingress.map_err(|trouble| (Part::Ingress, trouble)))
         };
@@ -258,12 +258,12 @@ impl AppServices {
     /// The Deployment, and whoever says how many Pods it has. An autoscaler comes after the Deployment has let go of that
     /// number, and goes before it is taken again: neither writes over the other.
     async fn run(&self, owner: &Owner, key: &Key, object: &AppService, app: &App<'_>) -> Result<(), (Part, Trouble)> {
-        let lives = |uid: &str| self.lives(uid);
+        let apps = &self.apps;
         let of_deployment = |trouble| (Part::Deployment, trouble);
         let of_autoscaler = |trouble| (Part::Autoscaler, trouble);
         let running = self.running(key, app).await.map_err(of_deployment)?;
         let Some(autoscaler) = build::autoscaler(app) else {
-            if self.autoscalers.remove(owner, key, lives).await.map_err(of_autoscaler)? {
+            if self.autoscalers.remove(owner, key, apps).await.map_err(of_autoscaler)? {
                 let ran = running.as_ref().map_or(0, |running| running.rollout.wanted);
                 let note = format!("autoscaling is off: {ran} Pods were wanted, and spec.size is {}", app.size);
                 self.events.normal(object.object_ref(&()), "Scale", AUTOSCALING_OFF, note);
@@ -275,7 +275,7 @@ impl AppServices {
         // A new one begins with what was written, within the bounds.
         let begins = running.is_none().then(|| build::within_bounds(&autoscaler, app.size));
         self.deployment(owner, key, app, running.as_ref(), begins).await.map_err(of_deployment)?;
-        self.autoscalers.settle(owner, autoscaler, lives, &[]).await.map_err(of_autoscaler)
+        self.autoscalers.settle(owner, autoscaler, apps, &[]).await.map_err(of_autoscaler)
     }
 
     /// Somebody scales the Deployment itself, which is put right again: an autoscaler would go on for ever.
@@ -288,10 +288,6 @@ impl AppServices {
             );
             self.events.warning(object.object_ref(&()), "Scale", SCALED_BY_OTHERS, note);
         }
-    }
-
-    fn lives(&self, uid: &str) -> bool {
-        ownership::lives(&self.apps, uid)
     }
 
     /// What there is of the Deployment. One without our label is asked for only if that makes a difference.
@@ -317,7 +313,7 @@ impl AppServices {
         running: Option<&Running>,
         replicas: Option<i32>,
     ) -> Result<(), Trouble> {
-        let lives = |uid: &str| self.lives(uid);
+        let apps = &self.apps;
         let twins = running.and_then(|running| running.twins.as_ref());
         let wanted = numbers(&build::as_the_original_has_them(&app.ports));
         let ports = twins.is_none_or(|(image, ports)| *image != app.spec.image || *ports != wanted);
@@ -331,12 +327,12 @@ impl AppServices {
             left.push(&container_ports);
         }
         let deployment = build::deployment(app, replicas, ports);
-        match self.deployments.settle(owner, deployment.clone(), lives, &left).await {
+        match self.deployments.settle(owner, deployment.clone(), apps, &left).await {
             Err(trouble)
                 if has_a_port_twice(&trouble)
-                    && self.deployments.reclaim(owner, key, lives, &container_ports).await? =>
+                    && self.deployments.reclaim(owner, key, apps, &container_ports).await? =>
             {
-                self.deployments.settle(owner, deployment, lives, &left).await
+                self.deployments.settle(owner, deployment, apps, &left).await
             }
             settled => settled,
         }
@@ -345,7 +341,7 @@ impl AppServices {
     /// The Service. A port on the nodes that is no longer given stays what it is, whatever else is changed of its port: the
     /// apiserver keeps it for the name alone.
     async fn service(&self, owner: &Owner, key: &Key, service: Service) -> Result<(), Trouble> {
-        let lives = |uid: &str| self.lives(uid);
+        let apps = &self.apps;
         let chosen: Vec<_> = ports(&service)
             .filter(|port| port.node_port.is_none())
             .map(|port| {
@@ -355,11 +351,11 @@ impl AppServices {
             .collect();
         let left: Vec<_> = chosen.iter().map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat()).collect();
         let left: Vec<_> = left.iter().map(Vec::as_slice).collect();
-        match self.services.settle(owner, service.clone(), lives, &left).await {
+        match self.services.settle(owner, service.clone(), apps, &left).await {
             Err(trouble)
-                if has_a_port_twice(&trouble) && self.services.reclaim(owner, key, lives, SERVICE_PORTS).await? =>
+                if has_a_port_twice(&trouble) && self.services.reclaim(owner, key, apps, SERVICE_PORTS).await? =>
             {
-                self.services.settle(owner, service, lives, &left).await
+                self.services.settle(owner, service, apps, &left).await
             }
             settled => settled,
         }

@@ -10,7 +10,9 @@ use super::MANAGER;
 use super::copy::{self, Step};
 use super::index::Index;
 use super::standing::Reason;
+use crate::api::ConfigMapSync;
 use crate::api::config_map_sync::ConfigMapSyncSpec;
+use crate::runtime::owners::{Owners, Unconfirmed};
 use crate::runtime::ownership::{Claim, Owner};
 use crate::runtime::seen::Look;
 use crate::runtime::{Key, apply};
@@ -26,6 +28,7 @@ const ROOM: usize = 6 * 1024;
 pub struct Copies {
     client: Client,
     index: Arc<Index>,
+    syncs: Owners<ConfigMapSync>,
     room: Semaphore,
 }
 
@@ -39,6 +42,8 @@ pub enum Trouble {
         /// What is wrong, and what to do.
         words: String,
     },
+    /// The sync may be gone.
+    Owner(Unconfirmed),
     /// It is worth another try.
     Failed(kube::Error),
 }
@@ -47,6 +52,12 @@ impl Trouble {
     /// One that stays.
     pub fn snag(reason: Reason, words: String) -> Self {
         Self::Snag { reason, words }
+    }
+}
+
+impl From<Unconfirmed> for Trouble {
+    fn from(unconfirmed: Unconfirmed) -> Self {
+        Self::Owner(unconfirmed)
     }
 }
 
@@ -69,8 +80,8 @@ impl From<kube::Error> for Trouble {
 
 impl Copies {
     /// None is written yet.
-    pub fn new(client: Client, index: Arc<Index>) -> Self {
-        Self { client, index, room: Semaphore::new(ROOM) }
+    pub fn new(client: Client, index: Arc<Index>, syncs: Owners<ConfigMapSync>) -> Self {
+        Self { client, index, syncs, room: Semaphore::new(ROOM) }
     }
 
     fn api(&self, copy: &Key) -> Api<ConfigMap> {
@@ -85,7 +96,6 @@ impl Copies {
         source: &ConfigMap,
         digest: &str,
         key: &Key,
-        lives: &(impl Fn(&str) -> bool + Sync),
     ) -> Result<bool, Trouble> {
         let mut there = match self.index.copies.look(key, digest) {
             Look::Fine => return Ok(false),
@@ -110,9 +120,13 @@ impl Copies {
                 there = false;
                 continue;
             };
-            if let Claim::Foreign(foreign) = owner.claim(live.meta(), lives) {
-                let words = owner.conflict(&foreign, "configmaps", &key.namespace, &key.name);
-                return Err(Trouble::snag(Reason::Conflict, words));
+            match owner.claim(live.meta(), |uid| self.syncs.lives(uid)) {
+                Claim::Foreign(foreign) => {
+                    let words = owner.conflict(&foreign, "configmaps", &key.namespace, &key.name);
+                    return Err(Trouble::snag(Reason::Conflict, words));
+                }
+                Claim::Restored => self.syncs.confirm(owner).await?,
+                Claim::Ours | Claim::HandedOver => {}
             }
             if live.meta().deletion_timestamp.is_some() {
                 return Err(Trouble::snag(
@@ -147,27 +161,25 @@ impl Copies {
     }
 
     /// What is ours; also what was that of one of our name which is gone.
-    pub fn those(&self, owner: &Owner, lives: &impl Fn(&str) -> bool) -> Vec<Key> {
+    pub fn those(&self, owner: &Owner) -> Vec<Key> {
         let path = Key::new(owner.namespace(), owner.name());
-        self.index
-            .copies
-            .those(|copy| copy.report == owner.uid() || (copy.owner.as_ref() == Some(&path) && !lives(&copy.report)))
+        self.index.copies.those(|copy| {
+            copy.report == owner.uid() || (copy.owner.as_ref() == Some(&path) && !self.syncs.lives(&copy.report))
+        })
     }
 
     /// Deletes a copy that is ours, or takes its mark off; whether there was one.
-    pub async fn release(
-        &self,
-        owner: &Owner,
-        spec: &ConfigMapSyncSpec,
-        key: &Key,
-        lives: &(impl Fn(&str) -> bool + Sync),
-    ) -> kube::Result<bool> {
+    pub async fn release(&self, owner: &Owner, spec: &ConfigMapSyncSpec, key: &Key) -> Result<bool, Trouble> {
         let api = self.api(key);
         for last in [false, false, true] {
             let Some(live) = api.get_opt(&key.name).await? else { return Ok(false) };
-            let ours = matches!(owner.claim(live.meta(), lives), Claim::Ours | Claim::Restored);
+            let claim = owner.claim(live.meta(), |uid| self.syncs.lives(uid));
+            let ours = matches!(claim, Claim::Ours | Claim::Restored);
             if !ours || live.meta().deletion_timestamp.is_some() {
                 return Ok(false);
+            }
+            if claim == Claim::Restored {
+                self.syncs.confirm(owner).await?;
             }
             let done = if spec.orphans() {
                 let mut orphan = live.clone();
@@ -180,7 +192,7 @@ impl Copies {
             match done {
                 Err(kube::Error::Api(said)) if said.code == 409 && !last => {}
                 Err(kube::Error::Api(said)) if said.code == 404 => return Ok(false),
-                done => return done.map(|()| true),
+                done => return Ok(done.map(|()| true)?),
             }
         }
         Ok(false)
@@ -208,10 +220,10 @@ mod tests {
 
     use http::{Method, Request, Response};
     use kube::client::Body;
+    use kube::runtime::{reflector, watcher};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::ConfigMapSync;
     use crate::runtime::Scope;
     use crate::runtime::reconciler::Trigger;
 
@@ -219,12 +231,16 @@ mod tests {
     async fn released(live: Value) -> (bool, Vec<Method>) {
         let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let index = Arc::new(Index::new(&Scope::Cluster, Duration::from_mins(30), Trigger::default()));
-        let copies = Copies::new(Client::new(service, "n"), index);
+        let (syncs, mut shown) = reflector::store::<ConfigMapSync>();
+        let other = json!({ "metadata": { "namespace": "sync", "name": "o", "uid": "other" }, "spec": {} });
+        shown.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(other).unwrap()));
+        let client = Client::new(service, "n");
+        let copies = Copies::new(client.clone(), index, Owners::new(client, syncs));
         let sync = json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
         let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
         let owner = Owner::of(&sync).unwrap();
         let key = Key::new("far", "c");
-        let release = copies.release(&owner, &sync.spec, &key, &|uid| uid == "other");
+        let release = copies.release(&owner, &sync.spec, &key);
         let mut asked = Vec::new();
         let answer = async {
             while let Some((request, answer)) = apiserver.next_request().await {

@@ -8,7 +8,6 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::PartialObjectMeta;
-use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource};
 
 use self::copies::{Copies, Trouble};
@@ -22,10 +21,11 @@ use crate::runtime::cache::Touched;
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
+use crate::runtime::owners::{Owners, Unconfirmed};
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::written::Written;
-use crate::runtime::{Key, Scope, finalizer, ownership};
+use crate::runtime::{Key, Scope, finalizer};
 
 pub mod copies;
 pub mod copy;
@@ -42,7 +42,7 @@ pub const KIND: Kind = Kind::of::<ConfigMapSync>(
     &["bf180d03b0470198"],
     Lends::ConfigMaps,
     &[
-        Right::namespaced(GROUP, &["configmapsyncs"], &["list", "patch", "watch"]),
+        Right::namespaced(GROUP, &["configmapsyncs"], &["get", "list", "patch", "watch"]),
         Right::namespaced(GROUP, &["configmapsyncs/status"], &["patch"]),
         // Asked for where owner references that block the owner's deletion are checked.
         Right::namespaced(GROUP, &["configmapsyncs/finalizers"], &["update"]),
@@ -67,6 +67,9 @@ pub enum Error {
     /// A copy could not be read or written.
     #[error("copy {0} could not be written: {1}")]
     WriteCopy(Key, #[source] kube::Error),
+    /// The object may be gone.
+    #[error(transparent)]
+    Owner(Unconfirmed),
     /// The copies could not be listed.
     #[error("the copies could not be listed: {0}")]
     ListCopies(#[source] kube::Error),
@@ -82,6 +85,7 @@ impl Failure for Error {
             | Self::WriteCopy(_, error)
             | Self::ListCopies(error)
             | Self::WriteStatus(error) => error.class(),
+            Self::Owner(unconfirmed) => unconfirmed.class(),
         }
     }
 }
@@ -122,6 +126,11 @@ impl Done {
                     all.failure = Some(Error::WriteCopy(copy.clone(), error));
                     (Reason::WriteFailed, words)
                 }
+                Err(Trouble::Owner(unconfirmed)) => {
+                    let words = unconfirmed.to_string();
+                    all.failure = Some(Error::Owner(unconfirmed));
+                    (Reason::WriteFailed, words)
+                }
             };
             all.snags.push(Snag { namespace: copy.namespace.to_string(), reason, words });
         }
@@ -135,7 +144,6 @@ pub struct ConfigMapSyncs {
     scope: Scope,
     /// Copies may be written where Kubernetes itself lives.
     protected: bool,
-    syncs: Store<ConfigMapSync>,
     index: Arc<Index>,
     copies: Copies,
     events: Events,
@@ -155,12 +163,12 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         let everywhere = vec![(None, Api::all(manager.client.clone()))];
         manager.look::<PartialObjectMeta<Namespace>>(everywhere, &newest, &index.wanted, &index);
     }
+    let owners = Owners::new(manager.client.clone(), syncs.store.clone());
     let controller = Arc::new(ConfigMapSyncs {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
         protected: manager.config.protected_destinations,
-        syncs: syncs.store.clone(),
-        copies: Copies::new(manager.client.clone(), Arc::clone(&index)),
+        copies: Copies::new(manager.client.clone(), Arc::clone(&index), owners),
         index,
         events: manager.events(NAME),
         written: Written::new(syncs.trigger.clone()),
@@ -191,11 +199,6 @@ impl ConfigMapSyncs {
 
     fn api(&self, key: &Key) -> Api<ConfigMapSync> {
         Api::namespaced(self.client.clone(), &key.namespace)
-    }
-
-    /// Whether there is a `ConfigMapSync` with this UID.
-    fn lives(&self, uid: &str) -> bool {
-        ownership::lives(&self.syncs, uid)
     }
 
     /// Copies what is to be copied.
@@ -262,7 +265,7 @@ impl ConfigMapSyncs {
 
     /// The copies that it has, wanted or not.
     fn ours(&self, owner: &Owner) -> Vec<Key> {
-        self.copies.those(owner, &|uid: &str| self.lives(uid))
+        self.copies.those(owner)
     }
 
     /// Takes away what of `ours` is not wanted any more, once what takes its place is `there`; of each copy, whether there was
@@ -287,10 +290,9 @@ impl ConfigMapSyncs {
         sync: &ConfigMapSync,
         copies: impl IntoIterator<Item = Key>,
     ) -> Vec<(Key, Served)> {
-        let lives = &|uid: &str| self.lives(uid);
         let released = copies.into_iter().map(|copy| async move {
-            let result = self.copies.release(owner, &sync.spec, &copy, lives).await;
-            (copy, result.map_err(Trouble::from))
+            let result = self.copies.release(owner, &sync.spec, &copy).await;
+            (copy, result)
         });
         stream::iter(released).buffered(AT_ONCE).collect().await
     }
@@ -312,10 +314,7 @@ impl ConfigMapSyncs {
             Presence::Going => {
                 Err(Trouble::snag(Reason::NamespaceTerminating, "the namespace is being deleted".into()))
             }
-            Presence::There => {
-                let lives = |uid: &str| self.lives(uid);
-                self.copies.settle(owner, &sync.spec, source, digest, &copy, &lives).await
-            }
+            Presence::There => self.copies.settle(owner, &sync.spec, source, digest, &copy).await,
         };
         (copy, result)
     }

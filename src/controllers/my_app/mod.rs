@@ -8,7 +8,6 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource};
 use tokio::time::Instant;
 
@@ -18,17 +17,18 @@ use self::standing::{SUSPENDED, Standing};
 use crate::api::MyApp;
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::api::my_app::GROUP;
+use crate::runtime::Key;
 use crate::runtime::backoff::{Backoffs, Policy};
 use crate::runtime::cache::Touched;
 use crate::runtime::children::{Children, Trouble};
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
+use crate::runtime::owners::Owners;
 use crate::runtime::ownership::{Claim, Owner};
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::told::Told;
 use crate::runtime::written::Written;
-use crate::runtime::{Key, ownership};
 
 pub mod build;
 pub mod seen;
@@ -43,7 +43,7 @@ pub const KIND: Kind = Kind::of::<MyApp>(
     &["e4684006046c7e16"],
     Lends::Pods,
     &[
-        Right::namespaced(GROUP, &["myapps"], &["list", "watch"]),
+        Right::namespaced(GROUP, &["myapps"], &["get", "list", "watch"]),
         Right::namespaced(GROUP, &["myapps/status"], &["patch"]),
         // Asked for where owner references that block the owner's deletion are checked.
         Right::namespaced(GROUP, &["myapps/finalizers"], &["update"]),
@@ -88,7 +88,7 @@ impl Failure for Error {
 /// The controller.
 pub struct MyApps {
     client: Client,
-    apps: Store<MyApp>,
+    apps: Owners<MyApp>,
     pods: Arc<Children<Pod, Seen>>,
     events: Events,
     written: Written<MyApp>,
@@ -128,7 +128,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     });
     let controller = Arc::new(MyApps {
         client: manager.client.clone(),
-        apps: apps.store.clone(),
+        apps: Owners::new(manager.client.clone(), apps.store.clone()),
         pods,
         events: manager.events(NAME),
         written: Written::new(trigger.clone()),
@@ -165,14 +165,9 @@ impl MyApps {
         act(self.notes.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default())
     }
 
-    /// Whether there is a `MyApp` with this UID.
-    fn lives(&self, uid: &str) -> bool {
-        ownership::lives(&self.apps, uid)
-    }
-
     async fn pass(&self, key: &Key, app: &MyApp, owner: &Owner) -> Result<Passed, Error> {
         let known = || self.pods.child(&settle::pod_of(owner)).map(|child| child.report);
-        let pod = || known().filter(|seen| owner.claim(&seen.marks, |uid| self.lives(uid)) == Claim::Ours);
+        let pod = || known().filter(|seen| owner.claim(&seen.marks, |uid| self.apps.lives(uid)) == Claim::Ours);
         if app.spec.suspend.unwrap_or_default() {
             return Ok(Passed::with(Standing::suspended(pod()), Outcome::Done));
         }

@@ -83,7 +83,11 @@ impl MyApps {
             }
             Found::Unsteady => return Err(Error::PodUnsteady),
         };
-        match standing::step(owner, wanted, &child.report, |uid| self.lives(uid)) {
+        let lives = |uid: &str| self.apps.lives(uid);
+        if owner.claim(&child.report.marks, lives) == Claim::Restored {
+            self.apps.confirm(owner).await.map_err(|error| Error::WritePod(error.into()))?;
+        }
+        match standing::step(owner, wanted, &child.report, lives) {
             Step::Leave(foreign) => {
                 let why = Why::new(CONFLICT, self.pods.conflict(owner, &foreign, &child.key));
                 // Nothing tells when it goes or is handed over: it has no mark of ours.
@@ -133,6 +137,7 @@ impl MyApps {
             if let Some(found) = found {
                 return Ok(Found::There(found));
             }
+            self.apps.confirm(owner).await?;
             there = false;
         }
         Ok(Found::Unsteady)

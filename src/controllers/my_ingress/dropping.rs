@@ -52,7 +52,7 @@ impl<C: Cloud> MyIngresses<C> {
         let groups = self.cloud.groups_named(&mark.groups()).await?;
         let whose = self.whose(mark, groups.iter().map(|group| group.arn.clone()).collect()).await?;
         // As with the balancer: their names are those of whoever has ours now.
-        self.confirm(pass).await?;
+        self.ingresses.confirm(mark.owner).await?;
         for arn in whose.ours() {
             match self.cloud.delete_group(arn).await {
                 Err(fault) if left && fault.is(fault::IN_USE) => {}

@@ -50,7 +50,7 @@ impl<C: Cloud> MyIngresses<C> {
         let Some(tags) = self.cloud.tags(&balancer.arn).await? else {
             return deleting("AWS does not show yet whose the load balancer is");
         };
-        if !matches!(mark.claim(&tags, |uid| self.lives(uid)), Claim::Ours | Claim::Restored) {
+        if !matches!(mark.claim(&tags, |uid| self.ingresses.lives(uid)), Claim::Ours | Claim::Restored) {
             if tags.is_empty() && self.may_yet_appear(&alb) {
                 return deleting("AWS does not show yet whose the load balancer is");
             }
@@ -64,7 +64,7 @@ impl<C: Cloud> MyIngresses<C> {
             return Ok(None);
         }
         // What the cache shows may be of the past, and the balancer that of one who has the name now.
-        self.confirm(pass).await?;
+        self.ingresses.confirm(owner).await?;
         match self.cloud.delete(&balancer.arn).await {
             Err(fault) if fault.class == Class::Slow => return self.stay(pass, mark, &balancer, fault).await.map(Some),
             deleted => deleted?,

@@ -69,7 +69,7 @@ impl<C: Cloud> MyIngresses<C> {
 
     pub(super) async fn whose(&self, mark: &Mark<'_>, arns: Vec<String>) -> Result<Whose, Fault> {
         let tags = self.cloud.tags_of(&arns).await?;
-        let claim = |tags: Tags| (mark.claim(&tags, |uid| self.lives(uid)), tags);
+        let claim = |tags: Tags| (mark.claim(&tags, |uid| self.ingresses.lives(uid)), tags);
         Ok(Whose(tags.into_iter().map(|(arn, tags)| (arn, claim(tags))).collect()))
     }
 

@@ -9,7 +9,6 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Namespace, Node, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::PartialObjectMeta;
-use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt};
 use tokio::sync::OnceCell;
 
@@ -26,10 +25,11 @@ use crate::runtime::cache::Touched;
 use crate::runtime::conditions::READY;
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
+use crate::runtime::owners::{Owners, Unconfirmed};
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::written::Written;
-use crate::runtime::{Key, Scope, finalizer, ownership};
+use crate::runtime::{Key, Scope, finalizer};
 
 pub(crate) use self::settle::unlike;
 
@@ -76,15 +76,12 @@ pub enum Error {
     /// AWS does not do what it is asked for.
     #[error(transparent)]
     Cloud(#[from] Fault),
-    /// The object is gone, or another one has its name: the cache is behind.
-    #[error("the object is gone, or another one has its name")]
-    Gone,
+    /// The object may be gone.
+    #[error(transparent)]
+    Owner(#[from] Unconfirmed),
     /// It is not known which cluster this is.
     #[error("namespace {OF_THE_CLUSTER}, whose UID tells clusters apart, could not be read: {0}")]
     ReadCluster(#[source] kube::Error),
-    /// The object itself could not be read.
-    #[error("the object could not be read: {0}")]
-    Read(#[source] kube::Error),
     /// A Service that a listener leads to could not be read.
     #[error("Service {0} could not be read: {1}")]
     ReadService(String, #[source] kube::Error),
@@ -102,10 +99,8 @@ impl Failure for Error {
             {
                 Class::Slow
             }
-            Self::Gone => Class::Conflict,
-            Self::ReadCluster(error) | Self::Read(error) | Self::ReadService(_, error) | Self::WriteStatus(error) => {
-                error.class()
-            }
+            Self::Owner(unconfirmed) => unconfirmed.class(),
+            Self::ReadCluster(error) | Self::ReadService(_, error) | Self::WriteStatus(error) => error.class(),
         }
     }
 }
@@ -114,7 +109,7 @@ impl Failure for Error {
 pub struct MyIngresses<C> {
     client: Client,
     scope: Scope,
-    ingresses: Store<MyIngress>,
+    ingresses: Owners<MyIngress>,
     backends: Arc<Backends>,
     cloud: C,
     cluster: OnceCell<String>,
@@ -191,7 +186,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
         backends,
-        ingresses: store.clone(),
+        ingresses: Owners::new(manager.client.clone(), store.clone()),
         cloud: Elb::new(manager.fence.clone(), manager.metrics.clone(), timings),
         cluster: OnceCell::new(),
         events: manager.events(NAME),
@@ -229,11 +224,6 @@ impl<C: Cloud> MyIngresses<C> {
         Api::namespaced(self.client.clone(), &ingress.namespace().unwrap_or_default())
     }
 
-    /// Whether there is a `MyIngress` with this UID.
-    fn lives(&self, uid: &str) -> bool {
-        ownership::lives(&self.ingresses, uid)
-    }
-
     /// Why it is not for this operator, if it is not.
     fn out_of_scope(&self, ingress: &MyIngress) -> Option<String> {
         let reaches = self.scope == Scope::Cluster || ingress.spec.listeners.is_empty();
@@ -250,7 +240,7 @@ impl<C: Cloud> MyIngresses<C> {
             let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(self.client.clone());
             let namespace = namespaces.get_metadata(OF_THE_CLUSTER).await.map_err(Error::ReadCluster)?;
             // The apiserver gives every object one.
-            namespace.metadata.uid.ok_or(Error::Gone)
+            namespace.metadata.uid.ok_or(Error::Owner(Unconfirmed::Gone))
         };
         self.cluster.get_or_try_init(read).await.map(String::as_str)
     }
@@ -266,12 +256,6 @@ impl<C: Cloud> MyIngresses<C> {
         let guarded = finalizer::put(&self.written, &api, MANAGER, Arc::clone(&pass.ingress), FINALIZER);
         pass.ingress = guarded.await.map_err(Error::WriteStatus)?;
         Ok(())
-    }
-
-    /// Asks the apiserver whether this very object is still there.
-    async fn confirm(&self, pass: &Pass) -> Result<(), Error> {
-        let there = self.api(&pass.ingress).get_opt(&pass.ingress.name_any()).await.map_err(Error::Read)?;
-        if there.is_some_and(|there| there.uid() == pass.ingress.uid()) { Ok(()) } else { Err(Error::Gone) }
     }
 
     /// The balancer of that name, as far as AWS shows. Where it is not the one that the status names, that one is looked for

@@ -62,7 +62,7 @@ impl<C: Cloud> MyIngresses<C> {
         let Some(tags) = self.cloud.tags(&balancer.arn).await? else {
             return Ok((appearing(alb), Outcome::Waiting));
         };
-        let lives = |uid: &str| self.lives(uid);
+        let lives = |uid: &str| self.ingresses.lives(uid);
         let claim = mark.claim(&tags, lives);
         // The tags of a new one may be shown late too.
         let outcome = if self.may_yet_appear(&alb) { Outcome::Waiting } else { Outcome::Done };
@@ -72,7 +72,7 @@ impl<C: Cloud> MyIngresses<C> {
         let unknown = Alb { requested_at: alb.requested_at.clone(), arn, ..Alb::default() };
         let refused = |reason, words| Ok((Standing::not(Some(unknown), reason, words), outcome));
         if let Claim::Foreign(foreign) = &claim {
-            let may_live = |uid: &str, namespace: &str| self.lives(uid) || !self.scope.covers(namespace);
+            let may_live = |uid: &str, namespace: &str| self.ingresses.lives(uid) || !self.scope.covers(namespace);
             return match mark.sibling(foreign, &tags, may_live) {
                 Some(sibling) => refused(
                     NAME_TAKEN,
@@ -93,7 +93,7 @@ impl<C: Cloud> MyIngresses<C> {
         }
         if claim == Claim::Restored {
             // Whether a UID lives is decided from the cache, which may be of the past.
-            self.confirm(pass).await?;
+            self.ingresses.confirm(mark.owner).await?;
         }
         self.guard(pass).await?;
         pass.alb = Some(known(alb, &balancer));

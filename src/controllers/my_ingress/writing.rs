@@ -10,6 +10,7 @@ use crate::api::my_ingress::Alb;
 use crate::cloud::Cloud;
 use crate::runtime::Key;
 use crate::runtime::conditions::{self, READY};
+use crate::runtime::owners::Unconfirmed;
 use crate::runtime::reconciler::{Class, Failure, Outcome};
 
 impl<C: Cloud> MyIngresses<C> {
@@ -36,7 +37,7 @@ impl<C: Cloud> MyIngresses<C> {
         }
         let api = self.api(&pass.ingress);
         let written = self.written.status(&api, MANAGER, &pass.ingress, &status).await.map_err(Error::WriteStatus)?;
-        pass.ingress = written.ok_or(Error::Gone)?;
+        pass.ingress = written.ok_or(Unconfirmed::Gone)?;
         Ok(())
     }
 

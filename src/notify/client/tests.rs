@@ -179,7 +179,7 @@ async fn a_receiver_that_hangs_is_left_in_time() {
             "{result:?}"
         );
     }
-    assert!(start.elapsed() < Duration::from_secs(4));
+    assert!(start.elapsed() < Duration::from_secs(30));
 }
 
 #[tokio::test]
@@ -190,9 +190,10 @@ async fn a_good_answer_that_never_ends_is_still_good() {
         std::mem::forget(stream);
     });
     let start = Instant::now();
-    let result = sender(config()).send(&hook(parts(&format!("http://{dripping}"))), TEST, false).await;
+    let sender = sender(Config { attempt_timeout: Duration::from_hours(1), ..config() });
+    let result = sender.send(&hook(parts(&format!("http://{dripping}"))), TEST, false).await;
     assert_eq!(kind(&result), "Sent");
-    assert!(start.elapsed() < Duration::from_secs(4));
+    assert!(start.elapsed() < Duration::from_secs(30));
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
+use kube::runtime::reflector;
 use rstest::rstest;
 use tokio::time::timeout;
 
@@ -43,6 +44,11 @@ fn owner() -> Owner {
     Owner::of(&serde_json::from_value::<ContactPoint>(owner).unwrap()).unwrap()
 }
 
+/// There is nobody else.
+fn owners(maps: &Maps) -> Owners<ContactPoint> {
+    Owners::new(maps.client.clone(), reflector::store().0)
+}
+
 /// The watch may be faster than the answer, and does not say it again: without a further pass the child would stay away.
 #[rstest]
 #[case::it_is_gone(|maps: &Maps, made| maps.gone(&name(), made), true)]
@@ -72,7 +78,8 @@ async fn whoever_made_what_may_be_gone_already_is_woken(
         answer.send_response(Response::new(serde_json::to_vec(&made).unwrap().into()));
     };
     let desired = serde_json::from_value(desired).unwrap();
-    let (settled, ()) = tokio::join!(maps.settle(&owner, desired, |_| true, &[]), answer);
+    let owners = owners(&maps);
+    let (settled, ()) = tokio::join!(maps.settle(&owner, desired, &owners, &[]), answer);
     settled.unwrap();
     let expected = if may_be_gone { vec![Key::new("shop", "web")] } else { Vec::new() };
     assert_eq!(*woken.lock().unwrap(), expected);
@@ -104,7 +111,7 @@ async fn what_the_apiserver_loses_is_applied_again(#[case] loses: usize, #[case]
         }
     };
     let settled = async {
-        maps.settle(&owner(), serde_json::from_value(desired).unwrap(), |_| true, &[]).await.unwrap();
+        maps.settle(&owner(), serde_json::from_value(desired).unwrap(), &owners(&maps), &[]).await.unwrap();
         drop(maps);
     };
     tokio::join!(settled, answers);
@@ -132,7 +139,10 @@ async fn one_that_is_shown_while_it_is_not_found_goes_the_next_time() {
         asked
     };
     let removed = async {
-        [maps.remove(&owner, &child, |_| true).await.unwrap(), maps.remove(&owner, &child, |_| true).await.unwrap()]
+        [
+            maps.remove(&owner, &child, &owners(&maps)).await.unwrap(),
+            maps.remove(&owner, &child, &owners(&maps)).await.unwrap(),
+        ]
     };
     let (removed, asked) = timeout(SOON, async { tokio::join!(removed, answers) }).await.expect("both asked");
     assert_eq!((removed, asked), ([false, true], vec![http::Method::GET, http::Method::DELETE]));
@@ -157,7 +167,8 @@ async fn one_that_was_going_is_asked_for() {
     };
     let desired = json!({ "metadata": { "namespace": "shop", "name": "child" } });
     let owner = owner();
-    let settled = maps.settle(&owner, serde_json::from_value(desired).unwrap(), |_| true, &[]);
+    let owners = owners(&maps);
+    let settled = maps.settle(&owner, serde_json::from_value(desired).unwrap(), &owners, &[]);
     let (settled, ()) = timeout(SOON, async { tokio::join!(settled, answers) }).await.expect("it asked");
     settled.unwrap();
 }

@@ -2,6 +2,7 @@
 
 use kube::core::Status;
 
+use crate::runtime::owners::Unconfirmed;
 use crate::runtime::reconciler::{Class, Failure, is_replaced};
 
 /// Why a child is not as it is wanted.
@@ -21,6 +22,9 @@ pub enum Trouble {
         /// The answer.
         said: Box<Status>,
     },
+    /// Its owner may be gone.
+    #[error(transparent)]
+    Owner(#[from] Unconfirmed),
     /// It could not be read or written.
     #[error("{what} could not be read or written: {error}")]
     Api {
@@ -37,6 +41,7 @@ impl Failure for Trouble {
         match self {
             Self::Conflict(_) | Self::Refused { .. } => Class::Terminal,
             Self::Going(_) => Class::Transient,
+            Self::Owner(unconfirmed) => unconfirmed.class(),
             Self::Api { error, .. } => error.class(),
         }
     }

@@ -196,7 +196,7 @@ fn a_chat_s_id_has_its_kind_s_shape() {
 #[tokio::test]
 async fn faults_come_in_order_and_heal() {
     let api = api();
-    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_millis(500)).build().unwrap();
+    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(2)).build().unwrap();
     let url = format!("{}/bot{TOKEN}/sendMessage", api.url());
     let post = async || {
         let body = json!({"chat_id": 7, "text": "x"}).to_string();

@@ -30,7 +30,7 @@ pub const KEPT_IN: &str = "TESTBED_AUDIT_LOGS";
 const REFUSES: &str = "refuses";
 
 /// How long the line of an answered request may take to stand in the log.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Reads a control plane's audit log.
 #[derive(Debug, Clone)]
@@ -39,9 +39,13 @@ pub struct Audit {
     admin: Kubeconfig,
 }
 
-/// A place in the log: between the requests that were answered before it was taken, and those sent after.
+/// A place in the log, and when the apiserver was asked for it. What it received before and answered after stands behind that
+/// place, and was asked before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Mark(u64);
+pub struct Mark {
+    at: u64,
+    time: Timestamp,
+}
 
 /// What one request was about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,9 +112,14 @@ impl Audit {
         super::kubeconfig::client(&self.admin).await?.request_text(request).await?;
         let until = Instant::now() + PATIENCE;
         loop {
-            let text = self.read(Mark(from), None)?;
-            if let Some(end) = text.find(&mark).and_then(|at| text[at..].find('\n').map(|line_end| at + line_end + 1)) {
-                return Ok(Mark(from + end as u64));
+            let text = self.read(from, None)?;
+            let (mut at, mut lines) = (from, text.split_inclusive('\n').filter(|line| line.ends_with('\n')));
+            let own = lines.find(|line| {
+                at += line.len() as u64;
+                line.contains(&mark)
+            });
+            if let Some(request) = own.map(parse).transpose()?.flatten() {
+                return Ok(Mark { at, time: request.time });
             }
             if Instant::now() > until {
                 bail!("the mark is not in the audit log {} after {PATIENCE:?}", self.path.display());
@@ -119,13 +128,15 @@ impl Audit {
         }
     }
 
-    /// Every request between `since` and now, in the order in which they were answered (watches: began).
+    /// Every request that was received between `since` and now, in the order in which they were answered (watches: began).
     ///
     /// # Errors
     /// The apiserver does not answer, or a line cannot be understood.
     pub async fn requests(&self, since: Mark) -> Result<Vec<Request>> {
         let until = self.mark().await?;
-        self.read(since, Some(until))?.lines().filter_map(|line| parse(line).transpose()).collect()
+        let text = self.read(since.at, Some(until.at))?;
+        let requests = text.lines().filter_map(|line| parse(line).transpose());
+        requests.filter(|request| request.as_ref().map_or(true, |request| request.time > since.time)).collect()
     }
 
     /// The writes among them, counted; also those that were refused.
@@ -142,10 +153,10 @@ impl Audit {
         Ok(counts)
     }
 
-    fn read(&self, from: Mark, until: Option<Mark>) -> Result<String> {
+    fn read(&self, from: u64, until: Option<u64>) -> Result<String> {
         let mut file = File::open(&self.path)?;
-        file.seek(SeekFrom::Start(from.0))?;
-        let length = until.map_or(u64::MAX, |until| until.0.saturating_sub(from.0));
+        file.seek(SeekFrom::Start(from))?;
+        let length = until.map_or(u64::MAX, |until| until.saturating_sub(from));
         let mut bytes = Vec::new();
         file.take(length).read_to_end(&mut bytes)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -277,7 +277,7 @@ async fn an_app_made_anew_restarts_nothing() {
         )
         .await
         .unwrap();
-    until("it is gone", SOON, async || Ok(bed.api::<AppService>().get_opt("web").await?.is_none().then_some(())))
+    until("it is gone", SOON * 3, async || Ok(bed.api::<AppService>().get_opt("web").await?.is_none().then_some(())))
         .await
         .unwrap();
     let second = app(&bed, "web", spec()).await;

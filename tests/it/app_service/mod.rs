@@ -18,6 +18,7 @@ mod drift;
 mod foreign;
 mod kills;
 mod scaling;
+mod stale;
 mod standing;
 mod taking_over;
 mod walkthrough;

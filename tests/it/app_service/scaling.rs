@@ -75,6 +75,7 @@ async fn by_hand_down_to_nothing_and_back() {
     app(&bed, "web", sized(1)).await;
     ready(&bed, "web").await;
     let counts = Counts::of(&bed, "web");
+    counts.are(&[1]).await;
     for size in ["3", "0", "2"] {
         bed.kubectl(&["scale", "appsvc/web", &format!("--replicas={size}")]).await;
         let app = ready(&bed, "web").await;

@@ -31,7 +31,11 @@ async fn look(bed: &Bed, name: &str) -> Gapless {
         deployment: (deployment.uid().unwrap(), json!(deployment.spec)),
         service: (service.uid().unwrap(), json!(service.spec)),
         replica_sets: replica_sets(bed, name).await,
-        pods: pods.iter().map(|pod| pod.uid().unwrap()).collect(),
+        pods: pods
+            .iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+            .map(|pod| pod.uid().unwrap())
+            .collect(),
     }
 }
 

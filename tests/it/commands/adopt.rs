@@ -52,6 +52,7 @@ async fn what_was_left_without_a_mark_is_shown_and_handed_over() {
     // 003's Pods, of which one is of another image by now; its balancer; another program's balancer.
     let app: MyApp = bed.create("app", json!({ "spec": { "image": "nginx:latest" } })).await;
     let spec = json!({ "containers": [{ "name": "app", "image": "nginx:latest" }] });
+    bed.takes_pods().await;
     let pod: Pod = bed.create("app-pod", json!({ "metadata": { "labels": { "app": "app" } }, "spec": spec })).await;
     bed.create::<MyApp>("old", json!({ "spec": { "image": "nginx:latest" } })).await;
     let spec = json!({ "containers": [{ "name": "old", "image": "redis" }] });

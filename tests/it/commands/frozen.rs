@@ -32,7 +32,7 @@ async fn an_operator_that_leads_is_waited_for_however_long_it_stands_still() {
     operator.child().freeze().unwrap();
 
     // Longer than anybody is given of whom nothing is known.
-    let said = run.ends(1, &[&arguments[..], &["--timeout=10s"]].concat()).await;
+    let said = run.ends(1, &[&arguments[..], &["--timeout=40s"]].concat()).await;
     for title in ["myapp/banner", "appservice/app"] {
         let waits = format!(
             "waiting for {title} in {here}: it is suspended, and the operator has not taken note of that yet\n"

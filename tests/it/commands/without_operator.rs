@@ -131,7 +131,7 @@ async fn the_way_out_after_everything_was_deleted_at_once() {
     .unwrap();
 
     // Plain, it says what holds it up, and the one command.
-    let said = run.ends(1, &["uninstall", "--yes", "--stalled-after=1s", "--timeout=15s"]).await;
+    let said = run.ends(1, &["uninstall", "--yes", "--stalled-after=1s"]).await;
     assert!(
         said.contains("The operator does not run: ") && said.contains("quartermaster uninstall --without-operator"),
         "{said}"
@@ -194,7 +194,7 @@ async fn who_is_stuck_in_a_namespace_that_goes_is_told_how_to_get_out() {
     bed.kubectl(&["delete", "namespace", here, "--wait=false"]).await;
     let said = run.ends(0, &["status", "-n", here, lease]).await;
     assert!(said.contains(&format!("namespace {here} is being deleted")) && said.contains(&way_out), "{said}");
-    let said = run.ends(1, &["uninstall", "-n", here, lease, "--yes", "--timeout=3s"]).await;
+    let said = run.ends(1, &["uninstall", "-n", here, lease, "--yes", "--stalled-after=1s"]).await;
     assert!(said.contains(&format!("namespace {here} is being deleted")) && said.contains(&way_out), "{said}");
     let of_that = format!("--operator-namespace={SYSTEM}");
     run.ends(0, &["uninstall", "--without-operator", "-n", here, lease, &of_that, "--yes"]).await;

@@ -76,6 +76,7 @@ async fn a_watch_that_is_silent(plane: &Plane) {
     shop.drop(&far, "settings").await;
     let second = shop.copied(&far, "settings", json!({ "a": "1" })).await;
     assert_ne!(first.uid(), second.uid());
+    hidden.wait_for_hits(1, SOON).await.unwrap();
     assert_eq!(hidden.hits(), 1);
     proxy.behave();
 

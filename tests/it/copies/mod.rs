@@ -17,6 +17,9 @@ mod owners;
 mod refused;
 mod stale;
 
+/// Label of a copy: UID of its sync.
+const MARK: &str = "quartermaster.dev/owner-uid";
+
 /// A test's namespaces: that of the syncs and of the source, and others.
 pub struct Shop {
     pub bed: Bed,

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use super::*;
 
-const MARK: &str = "quartermaster.dev/owner-uid";
-
 #[tokio::test]
 async fn what_is_not_ours_is_left_alone_until_it_is_handed_over() {
     let shop = Shop::shared("foreign").await;
@@ -165,6 +163,9 @@ async fn one_that_comes_back_from_a_backup_is_taken_back() {
         shop.reads("s", "Suspended").await;
         shop.map(&far, name, json!({ "metadata": marks, "data": { "a": "old" } })).await;
     }
+    // What the watch showed before is known once this is put right.
+    shop.edit(&far, "others", json!({ "data": { "a": "x" } })).await;
+    shop.copied(&far, "others", json!({ "a": "1" })).await;
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
     shop.gone(&far, "settings").await;

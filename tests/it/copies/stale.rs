@@ -1,7 +1,7 @@
-//! What a replica that stood by knows may be of the past: its watch may have fallen silent.
+//! What an operator knows, above all one that stood by, may be of the past: its watch may have fallen silent.
 
 use testbed::Options;
-use testbed::proxy::Match;
+use testbed::proxy::{Match, Order, Proxy, Verb};
 
 use super::*;
 
@@ -10,8 +10,7 @@ async fn who_leads_next_undoes_nothing_that_was_done_meanwhile() {
     let shop = Shop { bed: Bed::own_with(Options::apiserver_only(), "stale-copies").await };
     let (bed, here) = (&shop.bed, shop.bed.namespace.as_str());
     let (one, two) = (shop.open("one", json!({})).await, shop.open("two", json!({})).await);
-    let flags = ["--leader-elect", "--lease-duration=3s", "--lease-renew-deadline=2s", "--lease-retry-period=200ms"];
-    let candidate = || flags.iter().fold(shop.serving(&["one", "two"]), |settings, flag| settings.flag(flag));
+    let candidate = || shop.serving(&["one", "two"]).flag("--leader-elect");
     let mut leader = Operator::start(bed, candidate()).await;
     shop.map(here, "settings", json!({ "data": { "a": "1" } })).await;
     for name in ["deleted", "moved", "marker"] {
@@ -40,4 +39,75 @@ async fn who_leads_next_undoes_nothing_that_was_done_meanwhile() {
     for name in ["deleted", "moved"] {
         assert_eq!(shop.maps(&one).get_opt(name).await.unwrap(), None);
     }
+}
+
+/// A sync that has copied, and another one that has its name now, and of which the watch says nothing.
+struct Past {
+    shop: Shop,
+    far: String,
+    proxy: Proxy,
+    silent: Order,
+    new: ConfigMapSync,
+    _operator: Operator,
+}
+
+impl Past {
+    async fn new(name: &str, spec: Value) -> Self {
+        let shop = Shop { bed: Bed::own_with(Options::apiserver_only(), name).await };
+        let far = shop.open("far", json!({})).await;
+        let (proxy, file) = shop.bed.through_proxy().await;
+        let operator = Operator::start(&shop.bed, shop.serving(&["far"]).kubeconfig(file)).await;
+        let here = shop.bed.namespace.clone();
+        shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+        shop.sync("s", json!({ "destinationNamespace": far })).await;
+        shop.reads("s", "Synced").await;
+        let silent = proxy.freeze(Match::watch("configmapsyncs"));
+        shop.bed.delete::<ConfigMapSync>("s").await;
+        silent.wait_for_hits(1, SOON).await.unwrap();
+        shop.bed.patch::<ConfigMapSync>("s", json!({ "metadata": { "finalizers": null } })).await;
+        shop.ended("s").await;
+        let mut wanted = json!({ "destinationNamespace": far });
+        wanted.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        let new = shop.sync("s", wanted).await;
+        proxy.forget();
+        Self { shop, far, proxy, silent, new, _operator: operator }
+    }
+
+    /// The marks of the one that has the name now.
+    fn marks(&self) -> Value {
+        let path = format!("{}/s", self.shop.bed.namespace);
+        json!({ "labels": { MARK: self.new.uid() }, "annotations": { "quartermaster.dev/owner": path } })
+    }
+
+    /// Waits until the operator has asked whether the one that it knows is there.
+    async fn asked(&self) {
+        let asked = Match::verb(Verb::Get).resource("configmapsyncs").name("s");
+        let asks = async || Ok((self.proxy.count(&asked) > 0).then_some(()));
+        until("it asks whether the sync is there", SOON, asks).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sync_of_the_past_takes_nothing_back() {
+    let past = Past::new("taken-back", json!({})).await;
+    let Past { shop, far, .. } = &past;
+    let copy = shop.edit(far, "settings", json!({ "metadata": past.marks() })).await;
+    past.asked().await;
+    assert_eq!(version(&shop.maps(far).get("settings").await.unwrap()), version(&copy));
+    past.silent.take_back();
+    shop.reads("s", "Synced").await;
+    assert_eq!(shop.maps(far).get("settings").await.unwrap().labels()[MARK], past.new.uid().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sync_of_the_past_deletes_nothing() {
+    let past = Past::new("let-go", json!({ "destinationName": "moved" })).await;
+    let Past { shop, far, .. } = &past;
+    let copy = shop.map(far, "moved", json!({ "metadata": past.marks(), "data": { "a": "1" } })).await;
+    past.asked().await;
+    assert_eq!(version(&shop.maps(far).get("moved").await.unwrap()), version(&copy));
+    past.silent.take_back();
+    // What the one before had goes with it.
+    shop.gone(far, "settings").await;
+    assert_eq!(shop.maps(far).get("moved").await.unwrap().uid(), copy.uid());
 }

@@ -1,7 +1,6 @@
 //! The apiserver is killed while fields change.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::{Patch, PatchParams};
@@ -67,8 +66,7 @@ async fn killed_and_restarted_under_load() {
     assert!(operator.child().ended().unwrap().is_none(), "it never ended");
     // Nothing is left that was tried in vain: it goes on as if nothing had been.
     bed.scale(&names[0], 1).await;
-    let prompt = receiver.wait_for(Duration::from_secs(10), |requests| {
-        requests.last().is_some_and(|request| request.json().unwrap()["value"] == "1")
-    });
+    let prompt = receiver
+        .wait_for(SOON, |requests| requests.last().is_some_and(|request| request.json().unwrap()["value"] == "1"));
     prompt.await.unwrap();
 }

@@ -59,16 +59,15 @@ async fn an_apiserver_that_answers_nothing_is_asked_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_cannot_renew_its_lease_ends_and_another_goes_on() {
-    let flags = ["--leader-elect", "--lease-duration=3s", "--lease-renew-deadline=2s", "--lease-retry-period=200ms"];
-    let mut scene = scene("lease", &["web", "other"], &flags).await;
+    let elect = "--leader-elect";
+    let mut scene = scene("lease", &["web", "other"], &[elect]).await;
     let blocked = scene.proxy.inject(Match::writes().resource("leases"), Times::Always, Fault::Hang);
     let ended = scene.operator.child().wait(SOON).await.unwrap();
     assert_eq!(ended.code(), Some(1), "{}", scene.operator.child().log_tail());
     assert!(blocked.hits() > 0, "it ended for another reason");
     scene.bed.scale("web", 2).await;
     // This one reaches the apiserver itself.
-    let settings = flags.iter().fold(Settings::default(), |settings, flag| settings.flag(flag));
-    let _next = Operator::start(&scene.bed, settings).await;
+    let _next = Operator::start(&scene.bed, Settings::default().flag(elect)).await;
     scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
     scene.assert_well_told();
 }
@@ -99,6 +98,7 @@ async fn what_a_watch_never_shows_is_found_in_time() {
     scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
     scene.bed.delete::<Deployment>("web").await;
     scene.bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2")), ("Deleted", None)]).await;
+    hidden.wait_for_hits(2, SOON).await.unwrap();
     assert_eq!((hidden.hits(), scene.proxy.count(&watches)), (2, begun), "no watch and no list told of it");
     scene.assert_well_told();
 }

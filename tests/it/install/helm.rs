@@ -349,7 +349,7 @@ async fn crds_that_go_with_the_release_take_their_objects_along() {
         kubelet::end(&bed.plane, SYSTEM, &container.pod, well).await.unwrap();
         said
     };
-    let ((gone, _), said) = tokio::join!(site.helm(&uninstall), job("--timeout=5s"));
+    let ((gone, _), said) = tokio::join!(site.helm(&uninstall), job("--timeout=30s"));
     assert!(!gone && said.contains("DeletionProtected"), "{said}");
     let kept = ["get", "deployment,serviceaccount,crd", "-n", SYSTEM, "-o", "name"];
     let kept = site.kubectl(&kept).await;

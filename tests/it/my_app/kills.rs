@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use testbed::proxy::{Fault, Lost, Match, Point, Times, Verb};
 
 use super::{by_hand, running, says};
-use crate::support::{Bed, Operator, Plane, Settings, at_each_write, killed_at};
+use crate::support::{Bed, Operator, Plane, SOON, Settings, at_each_write, killed_at};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kill_at_any_write_changes_nothing() {
@@ -70,6 +70,7 @@ async fn a_watch_that_is_silent(plane: &Plane) {
     let hidden = proxy.hide(Match::watch("pods"), |event| event.kind == "DELETED");
     bed.delete::<Pod>("web-pod").await;
     let second = bed.another("web", &first).await;
+    hidden.wait_for_hits(1, SOON).await.unwrap();
     assert_eq!(hidden.hits(), 1);
     proxy.behave();
 

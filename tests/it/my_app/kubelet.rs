@@ -171,6 +171,7 @@ async fn a_node_that_does_not_answer_is_waited_for(bed: Bed) {
     let words = bed.app_says("web", "NodeNotReady").await;
     assert!(words.contains("Said: Kubelet stopped posting node status."), "{words}");
     assert!(words.contains("kubectl delete node quiet-node"), "{words}");
+    bed.event("web", "NodeNotReady").await;
     let since = bed.plane.audit().mark().await.unwrap();
     // Also when the operator begins anew.
     operator.kill();
@@ -217,6 +218,7 @@ async fn one_that_is_being_deleted_is_waited_for(bed: Bed) {
     bed.app_runs("web").await;
     let foreground = DeleteParams::foreground();
     bed.api::<MyApp>().delete("web", &foreground).await.unwrap();
+    bed.marker("deleted").await;
     bed.pod_ends("web").await;
     bed.marker("marker").await;
     assert!(bed.pod("web").await.is_none());

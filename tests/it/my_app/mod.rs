@@ -19,6 +19,7 @@ mod kubelet;
 mod ownership;
 mod refusals;
 mod shell;
+mod stale;
 mod walkthrough;
 
 /// What a `MyApp` says of itself: its condition's reason and words.
@@ -78,7 +79,7 @@ impl Bed {
     }
 
     /// Waits until Pods are let in: a new namespace has no `ServiceAccount` for a moment.
-    async fn takes_pods(&self) {
+    pub async fn takes_pods(&self) {
         let accounts: Api<ServiceAccount> = self.api();
         until("its default ServiceAccount", SOON, async || Ok(accounts.get_opt("default").await?)).await.unwrap();
     }

@@ -73,11 +73,7 @@ async fn a_resource_of_the_past_takes_nothing_back() {
 async fn who_leads_next_goes_on_where_the_other_was_stopped() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "leaders").await;
     let site = Site { bed, aws: Aws::start().await.unwrap() };
-    let candidate = || {
-        let flags =
-            ["--leader-elect", "--lease-duration=3s", "--lease-renew-deadline=2s", "--lease-retry-period=200ms"];
-        flags.iter().fold(site.settings(), |settings, flag| settings.flag(flag))
-    };
+    let candidate = || site.settings().flag("--leader-elect");
     let (proxy, file) = site.bed.through_proxy().await;
     let mut leader = Operator::start(&site.bed, candidate().kubeconfig(file)).await;
     until("it leads", SOON, async || {

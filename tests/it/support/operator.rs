@@ -1,7 +1,6 @@
 //! The operator under test.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::Value;
@@ -260,7 +259,7 @@ fn spawn(
 }
 
 async fn get(url: &str) -> anyhow::Result<(u16, String)> {
-    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(5)).build()?;
+    let client = reqwest::Client::builder().no_proxy().timeout(SOON).build()?;
     let answer = client.get(url).send().await?;
     Ok((answer.status().as_u16(), answer.text().await?))
 }

@@ -23,7 +23,7 @@ use super::*;
 use crate::cli::{MetricsCertificate, Timings};
 
 /// A time that comes, one that does not, and one until which all is done.
-const SHORT: Duration = Duration::from_millis(500);
+const SHORT: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_hours(1);
 const SOON: Duration = Duration::from_secs(30);
 

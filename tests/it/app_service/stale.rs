@@ -1,0 +1,98 @@
+//! What an operator knows of an app may be of the past: its watch may have fallen silent.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use testbed::Options;
+use testbed::proxy::{Match, Proxy, Verb};
+
+use super::*;
+use crate::support::{Operator, Settings};
+
+const UID: &str = "quartermaster.dev/owner-uid";
+
+/// An app that has a Service.
+fn served() -> Value {
+    json!({ "size": 1, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] })
+}
+
+/// An app that is known, and whose watch says nothing any more, on a control plane without garbage collector.
+async fn known(name: &str, spec: Value) -> (Bed, Proxy, Operator) {
+    let bed = Bed::own_with(Options::apiserver_only(), name).await;
+    let (proxy, file) = bed.through_proxy().await;
+    let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    app(&bed, "web", spec).await;
+    not_ready(&bed, "web", "Progressing").await;
+    (bed, proxy, operator)
+}
+
+/// Waits until the operator has asked whether the app that it knows is there.
+async fn asked(proxy: &Proxy) {
+    let asked = Match::verb(Verb::Get).resource("appservices").name("web");
+    until("it asks whether the app is there", SOON, async || Ok((proxy.count(&asked) > 0).then_some(())))
+        .await
+        .unwrap();
+}
+
+async fn owners(bed: &Bed) -> Vec<OwnerReference> {
+    deployment(bed, "web").await.owner_references().to_vec()
+}
+
+/// Nobody has the UID that the Deployment bears, as far as the cache shows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_app_of_the_past_takes_nothing_back() {
+    let (bed, proxy, _operator) = known("app-restored", served()).await;
+    let silent = proxy.freeze(Match::watch("appservices"));
+    bed.delete::<AppService>("web").await;
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    let new = app(&bed, "web", served()).await;
+    let mut theirs = owners(&bed).await;
+    theirs[0].uid = new.uid().unwrap();
+    proxy.forget();
+    let metadata = json!({ "labels": { UID: new.uid() }, "ownerReferences": theirs });
+    bed.patch::<Deployment>("web", json!({ "metadata": metadata })).await;
+    asked(&proxy).await;
+    assert_eq!(owners(&bed).await, theirs);
+    silent.take_back();
+    // Those of the one before are taken back from it: it is gone.
+    until("it has its Service", SOON, async || {
+        Ok((service(&bed, "web").await.labels().get(UID) == new.uid().as_ref()).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert_eq!(owners(&bed).await, theirs);
+}
+
+/// Nor is deleted what the one before did not have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_app_of_the_past_deletes_nothing() {
+    let (bed, proxy, _operator) = known("app-unserved", json!({ "size": 1, "image": "i" })).await;
+    let silent = proxy.freeze(Match::watch("appservices"));
+    bed.delete::<AppService>("web").await;
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    let new = app(&bed, "web", served()).await;
+    proxy.forget();
+    let owner = OwnerReference { controller: Some(true), ..new.owner_ref(&()).unwrap() };
+    let marks = json!({ "labels": { UID: new.uid() }, "ownerReferences": [owner] });
+    let made = bed.create::<Service>("web", json!({ "metadata": marks, "spec": { "ports": [{ "port": 80 }] } })).await;
+    asked(&proxy).await;
+    assert_eq!(service(&bed, "web").await.metadata, made.metadata);
+    silent.take_back();
+    not_ready(&bed, "web", "Progressing").await;
+    assert_eq!(service(&bed, "web").await.uid(), made.uid());
+}
+
+/// Nor is made again what went with it: that would go again, and so on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn for_an_app_that_is_gone_nothing_is_made() {
+    let (bed, proxy, _operator) = known("app-gone", served()).await;
+    let silent = proxy.freeze(Match::watch("appservices"));
+    bed.delete::<AppService>("web").await;
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    proxy.forget();
+    bed.delete::<Deployment>("web").await;
+    asked(&proxy).await;
+    assert_eq!(proxy.count(&Match::verb(Verb::Create).resource("deployments")), 0);
+    silent.take_back();
+    app(&bed, "marker", served()).await;
+    not_ready(&bed, "marker", "Progressing").await;
+    assert_eq!(bed.api::<Deployment>().get_opt("web").await.unwrap(), None);
+}

@@ -1,0 +1,61 @@
+//! What an operator knows of an app may be of the past: its watch may have fallen silent.
+
+use testbed::proxy::{Match, Proxy, Verb};
+
+use super::*;
+use crate::support::{Operator, Settings};
+
+/// An app with a Pod, whose watch says nothing any more.
+async fn known(name: &str) -> (Bed, Proxy, Operator) {
+    let bed = by_hand(name).await;
+    let (proxy, file) = bed.through_proxy().await;
+    let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    bed.app("web", json!({ "image": "nginx" })).await;
+    bed.app_says("web", "PodPending").await;
+    (bed, proxy, operator)
+}
+
+/// Waits until the operator has asked whether the app that it knows is there.
+async fn asked(proxy: &Proxy) {
+    let asked = Match::verb(Verb::Get).resource("myapps").name("web");
+    until("it asks whether the app is there", SOON, async || Ok((proxy.count(&asked) > 0).then_some(())))
+        .await
+        .unwrap();
+}
+
+/// Nobody has the UID that the Pod bears, as far as the cache shows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_app_of_the_past_takes_no_pod_back() {
+    let (bed, proxy, _operator) = known("pod-restored").await;
+    let silent = proxy.freeze(Match::watch("myapps"));
+    bed.delete::<MyApp>("web").await;
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    let new = bed.app("web", json!({ "image": "nginx" })).await;
+    let mut theirs = bed.pod("web").await.unwrap().owner_references().to_vec();
+    theirs[0].uid = new.uid().unwrap();
+    proxy.forget();
+    let labels = json!({ "quartermaster.dev/owner-uid": new.uid() });
+    let pod = bed.patch::<Pod>("web-pod", json!({ "metadata": { "labels": labels, "ownerReferences": theirs } })).await;
+    asked(&proxy).await;
+    assert!(is_owned_by(&bed.pod("web").await.unwrap(), &new));
+    silent.take_back();
+    bed.app_says("web", "PodPending").await;
+    assert!(is_owned_by(&bed.pod("web").await.unwrap(), &new));
+    assert_eq!(bed.pod("web").await.unwrap().uid(), pod.uid());
+}
+
+/// Nor is the Pod made again that went with it: it would go again, and so on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn for_an_app_that_is_gone_no_pod_is_made() {
+    let (bed, proxy, _operator) = known("pod-gone").await;
+    let silent = proxy.freeze(Match::watch("myapps"));
+    bed.delete::<MyApp>("web").await;
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    proxy.forget();
+    bed.pod_ends("web").await;
+    asked(&proxy).await;
+    assert_eq!(proxy.count(&Match::verb(Verb::Create).resource("pods")), 0);
+    silent.take_back();
+    bed.marker("marker").await;
+    assert_eq!(bed.pod("web").await, None);
+}
