@@ -160,6 +160,11 @@ async fn one_that_was_going_is_asked_for() {
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert_eq!(request.method(), http::Method::GET);
         answer.send_response(not_found());
+        // Its owner may have gone with it.
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert!(request.uri().path().ends_with("/contactpoints/web"), "{}", request.uri());
+        let owner = json!({ "metadata": { "namespace": "shop", "name": "web", "uid": "u" } });
+        answer.send_response(Response::new(serde_json::to_vec(&owner).unwrap().into()));
         let (request, answer) = apiserver.next_request().await.unwrap();
         assert_eq!(request.method(), http::Method::POST);
         child["metadata"] = json!({ "namespace": "shop", "name": "child", "uid": "2", "resourceVersion": "7" });
