@@ -13,7 +13,7 @@ type Rights = [(&'static str, &'static str)];
 
 /// What `ConfigMapSync`s need where they act.
 const COPIES: &Rights = &[
-    ("list patch watch", "configmapsyncs.apps.bixbite.io"),
+    ("get list patch watch", "configmapsyncs.apps.bixbite.io"),
     ("patch", "configmapsyncs/status.apps.bixbite.io"),
     ("update", "configmapsyncs/finalizers.apps.bixbite.io"),
     ("create delete get list update watch", "configmaps."),
@@ -27,14 +27,14 @@ const OTHERS: &Rights = &[
     ("get", "secrets."),
     ("get list patch watch", "trackedfields.tg.azamaton.ru"),
     ("patch", "trackedfields/status.tg.azamaton.ru"),
-    ("list patch watch", "appservices.kosmos.io"),
+    ("get list patch watch", "appservices.kosmos.io"),
     ("patch", "appservices/status.kosmos.io"),
     ("update", "appservices/finalizers.kosmos.io"),
     ("create delete get list patch watch", "deployments.apps"),
     ("create delete get list patch watch", "services."),
     ("create delete get list patch watch", "horizontalpodautoscalers.autoscaling"),
     ("create delete get list patch watch", "ingresses.networking.k8s.io"),
-    ("list watch", "myapps.demo.rtfm.co.ua"),
+    ("get list watch", "myapps.demo.rtfm.co.ua"),
     ("patch", "myapps/status.demo.rtfm.co.ua"),
     ("update", "myapps/finalizers.demo.rtfm.co.ua"),
     ("create delete get list patch watch", "pods."),
