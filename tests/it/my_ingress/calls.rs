@@ -21,7 +21,7 @@ async fn every_error_of_the_api_stands_in_the_table() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The policy of the documentation lets these through: each is called, and no other.
+/// The policy of the documentation lets these through: each is called, and no other. What needs no right is not counted.
 #[tokio::test]
 async fn what_is_called_is_what_the_policy_grants() {
     let site = Site::with_nodes("calls", &["i-1", "i-2"]).await;
@@ -53,6 +53,7 @@ async fn what_is_called_is_what_the_policy_grants() {
     site.bed.delete::<MyIngress>("web").await;
     site.gone("web").await;
     let called: BTreeSet<_> = counted(&site.aws.calls()).into_keys().collect();
-    let granted: BTreeSet<_> = Action::ALL.into_iter().map(|action| action.name().to_owned()).collect();
+    let granted = Action::ALL.into_iter().filter(|action| *action != Action::GetCallerIdentity);
+    let granted: BTreeSet<_> = granted.map(|action| action.name().to_owned()).collect();
     assert_eq!(called, granted);
 }
