@@ -74,6 +74,10 @@ pub struct Timings {
     /// How often each object is looked at without a reason
     #[arg(long, env = "QUARTERMASTER_RESYNC", value_parser = duration, default_value = "30m", hide = true)]
     pub resync: Duration,
+    /// How long an autoscaler may be inactive before its app is not ready: a new one has no metrics at first
+    #[arg(long, env = "QUARTERMASTER_SCALING_INACTIVE_GRACE_PERIOD", value_parser = duration, default_value = "5m",
+        hide = true)]
+    pub scaling_inactive_grace_period: Duration,
     /// How often each load balancer is looked at: AWS tells nobody of a change (up to 1.2 times as long, at random)
     #[arg(long, env = "QUARTERMASTER_AWS_RESYNC", value_parser = duration, default_value = "10m", hide = true)]
     pub aws_resync: Duration,
@@ -135,6 +139,7 @@ impl Default for Timings {
             reconcile_timeout: Duration::from_mins(1),
             event_renewal: Duration::from_mins(30),
             resync: Duration::from_mins(30),
+            scaling_inactive_grace_period: Duration::from_mins(5),
             aws_resync: Duration::from_mins(10),
             aws_timeout: Duration::from_secs(20),
             aws_read_period: Duration::from_millis(200),

@@ -58,7 +58,11 @@ pub const GROUP: &str = "kosmos.io";
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["image", "size"]))]
-#[x_kube(validation = cluster_ip_takes_no_node_port(), validation = ingress_needs_a_port())]
+#[x_kube(
+    validation = cluster_ip_takes_no_node_port(),
+    validation = ingress_needs_a_port(),
+    validation = autoscaling_needs_cpu(),
+)]
 pub struct AppServiceSpec {
     /// How many Pods run. While `autoscaling` is set it is not looked at, but where the Deployment is made.
     #[serde(default)]
@@ -135,7 +139,8 @@ pub struct AppServiceSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalName>,
-    /// Has a `HorizontalPodAutoscaler` say how many Pods run.
+    /// Has a `HorizontalPodAutoscaler` say how many Pods run. It needs `resources.requests.cpu` or `resources.limits.cpu`,
+    /// and a metrics server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autoscaling: Option<Autoscaling>,
     /// Leads HTTP from outside of the cluster to the first TCP port.
@@ -156,6 +161,9 @@ pub const NO_NODE_PORT: &str =
     "serviceType: ClusterIP has no ports on the nodes: remove nodePort, or write serviceType: NodePort";
 /// What to write where an Ingress has no Service to lead to.
 pub const INGRESS_NEEDS_A_PORT: &str = "ingress leads to the first TCP port: add one, such as ports: [{port: 80}]";
+/// What to write where the autoscaler would have no request to measure against.
+pub const AUTOSCALING_NEEDS_CPU: &str = "autoscaling compares CPU usage with the CPU request: add resources.requests.cpu (or resources.limits.cpu), \
+     such as resources: {requests: {cpu: 100m}}";
 
 /// At the root, so it binds on create only (RFC 1035).
 fn name_of_a_service() -> Rule {
@@ -178,5 +186,16 @@ fn ingress_needs_a_port() -> Rule {
         &["ingress", "ports"],
         "!has(self.ingress) || (has(self.ports) && self.ports.exists(port, !has(port.protocol) || port.protocol in ['', 'TCP']))",
         INGRESS_NEEDS_A_PORT,
+    )
+}
+
+/// A limit without a request counts as the request.
+fn autoscaling_needs_cpu() -> Rule {
+    rule_over(
+        &["autoscaling", "resources"],
+        "!has(self.autoscaling) || (has(self.resources) \
+         && ((has(self.resources.requests) && 'cpu' in self.resources.requests) \
+         || (has(self.resources.limits) && 'cpu' in self.resources.limits)))",
+        AUTOSCALING_NEEDS_CPU,
     )
 }

@@ -2,6 +2,7 @@
 //! ([`settle`]), and what became of them is its status ([`standing`], [`pods`]).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
@@ -14,7 +15,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 
 use self::pods::Pod;
 use self::settle::{Part, Problem, Running};
-use self::standing::{PROGRESSING, Rollout, SUSPENDED, Served, Standing};
+use self::standing::{InactiveScaling, PROGRESSING, Rollout, SUSPENDED, Served, Standing};
 use crate::api::AppService;
 use crate::api::app_service::{AppServiceStatus, GROUP};
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
@@ -42,7 +43,7 @@ pub const NAME: &str = "appservice";
 /// The kind.
 pub const KIND: Kind = Kind::of::<AppService>(
     NAME,
-    &["d9a9eaa51cdf65bc"],
+    &["cf8d592e0fa0b500"],
     Lends::Deployments,
     &[
         // Patched: the original program's annotation is taken away.
@@ -104,11 +105,12 @@ pub struct AppServices {
     apps: Owners<AppService>,
     deployments: Arc<Children<Deployment, Running>>,
     services: Arc<Children<Service, Served>>,
-    autoscalers: Arc<Children<HorizontalPodAutoscaler, ()>>,
+    autoscalers: Arc<Children<HorizontalPodAutoscaler, Option<InactiveScaling>>>,
     ingresses: Arc<Children<Ingress, ()>>,
     events: Events,
     written: Written<AppService>,
     told: Told,
+    scaling_grace: Duration,
 }
 
 /// Hands the controller in.
@@ -127,11 +129,12 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         apps: Owners::new(manager.client.clone(), apps.store.clone()),
         deployments: Children::new(manager, MANAGER, Running::of, wake()),
         services: Children::that_may_lose(manager, MANAGER, Served::of, settle::lost_a_port, wake()),
-        autoscalers: Children::new(manager, MANAGER, |_| (), wake()),
+        autoscalers: Children::new(manager, MANAGER, InactiveScaling::of, wake()),
         ingresses: Children::new(manager, MANAGER, |_| (), wake()),
         events: manager.events(NAME),
         written: Written::new(apps.trigger.clone()),
         told: Told::default(),
+        scaling_grace: manager.config.timings.scaling_inactive_grace_period,
     });
     let (told, trigger) = (Arc::clone(&controller), apps.trigger.clone());
     manager.control(apps, controller, Vec::new(), move |touched, all_seen| match touched {
@@ -269,13 +272,16 @@ impl Reconciler for AppServices {
         };
         let generation = app.metadata.generation.unwrap_or_default();
         let now = Time(jiff::Timestamp::now());
+        let scales = problem.is_none() && app.spec.autoscaling.is_some();
+        let inactive = self.autoscalers.report(&key, &key).flatten().filter(|_| scales);
+        let (standing, grace) = standing.with_scaling(inactive.as_ref(), self.scaling_grace, now.0);
         let status = standing::status(app.status.as_ref(), &key.name, rollout, served, &standing, generation, now);
         self.write(&key, &app, status, problem.is_some()).await?;
         match (problem, unlisted) {
             (Some(problem), _) => problem.outcome(),
             (None, Some(error)) => Err(error),
             (None, None) if asks => Ok(Outcome::Waiting),
-            (None, None) => Ok(Outcome::Done),
+            (None, None) => Ok(grace.map_or(Outcome::Done, Outcome::RequeueAfter)),
         }
     }
 

@@ -1,6 +1,10 @@
 //! The status of an app, from what is known of its objects. Pure.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
+use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -16,6 +20,8 @@ pub const WELL: &str = "Ready";
 pub const PROGRESSING: &str = "Progressing";
 /// The reason of one whose `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
+/// The reason of an app whose autoscaler has not worked for the grace period.
+pub const SCALING_INACTIVE: &str = "ScalingInactive";
 /// The Deployment controller's reason for a rollout that somebody has paused.
 const PAUSED: &str = "DeploymentPaused";
 /// Longest message of condition `Ready`, in bytes.
@@ -38,6 +44,13 @@ pub struct Served {
     ports: Vec<ServedPort>,
 }
 
+/// An autoscaler that does not scale: its condition `ScalingActive` is False.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InactiveScaling {
+    since: Option<Timestamp>,
+    message: String,
+}
+
 /// How an app stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
@@ -53,6 +66,40 @@ impl Standing {
     /// Not ready.
     pub fn not_ready(reason: impl Into<String>, message: impl Into<String>) -> Self {
         Self { ready: false, reason: reason.into(), message: message.into() }
+    }
+
+    /// Adds what the autoscaler reports. An app that would be ready stays so for `grace` after its autoscaler became
+    /// inactive: the second value is what remains of that.
+    pub fn with_scaling(
+        mut self,
+        inactive: Option<&InactiveScaling>,
+        grace: Duration,
+        now: Timestamp,
+    ) -> (Self, Option<Duration>) {
+        let Some(InactiveScaling { since, message }) = inactive else { return (self, None) };
+        self.message = format!("{}; the HorizontalPodAutoscaler does not scale: {message}", self.message);
+        if !self.ready {
+            return (self, None);
+        }
+        // A time in the future is another machine's clock.
+        let lasted = since.map_or(grace, |since| Duration::try_from(now.duration_since(since)).unwrap_or_default());
+        let remaining = grace.checked_sub(lasted).filter(|remaining| !remaining.is_zero());
+        if remaining.is_none() {
+            (self.ready, self.reason) = (false, SCALING_INACTIVE.into());
+        }
+        (self, remaining)
+    }
+}
+
+impl InactiveScaling {
+    /// Reads the condition; none while the autoscaler scales, or its controller has not looked at it.
+    pub fn of(autoscaler: &HorizontalPodAutoscaler) -> Option<Self> {
+        let mut conditions = autoscaler.status.as_ref()?.conditions.iter().flatten();
+        let active = conditions.find(|condition| condition.type_ == "ScalingActive")?;
+        (active.status == "False").then(|| Self {
+            since: active.last_transition_time.as_ref().map(|time| time.0),
+            message: active.message.clone().or_else(|| active.reason.clone()).unwrap_or_default(),
+        })
     }
 }
 

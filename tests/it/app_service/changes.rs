@@ -26,6 +26,12 @@ fn with(field: &str, value: Value) -> Value {
     spec
 }
 
+fn autoscaled(autoscaling: Value) -> Value {
+    let mut spec = with("autoscaling", autoscaling);
+    spec["resources"] = json!({ "requests": { "cpu": "100m" } });
+    spec
+}
+
 /// What an app has: the spec of each of its objects, but for what the cluster chooses anew with each Service.
 async fn stands(bed: &Bed, name: &str) -> Value {
     let deployment: Deployment = bed.api().get(name).await.unwrap();
@@ -111,7 +117,7 @@ fn cases() -> Vec<(Value, Value)> {
         (with("ingress", json!({ "host": "app.example.com", "class": "nginx", "path": "/api", "tls": { "secretName": "cert" } })),
             json!({ "ingress": { "ingressClassName": "nginx", "rules": [{ "host": "app.example.com" }], "tls": [{ "hosts": ["app.example.com"], "secretName": "cert" }] } })),
         (with("ingress", json!({})), json!({ "ingress": { "rules": [{ "http": { "paths": [{ "path": "/", "pathType": "Prefix", "backend": { "service": { "port": { "number": 80 } } } }] } }] } })),
-        (with("autoscaling", json!({ "min": 2, "max": 5, "cpu": 60 })), json!({ "deployment": { "replicas": 0 }, "scaler": { "minReplicas": 2, "maxReplicas": 5, "metrics": [{ "resource": { "target": { "averageUtilization": 60 } } }] } })),
+        (autoscaled(json!({ "min": 2, "max": 5, "cpu": 60 })), json!({ "deployment": { "replicas": 0 }, "scaler": { "minReplicas": 2, "maxReplicas": 5, "metrics": [{ "resource": { "target": { "averageUtilization": 60 } } }] } })),
         (with("size", json!(1)), json!({ "deployment": { "replicas": 1 } })),
     ]
 }

@@ -52,7 +52,8 @@ async fn at_rest_nothing_is_written() {
     let spec = json!({ "size": 1, "image": "i", "ports": [{ "port": 80 }], "ingress": {}, "env": [{ "name": "A", "value": "b" }],
         "resources": { "requests": { "cpu": "0.1", "memory": 1024 } } });
     app(&bed, "web", spec).await;
-    let mut scaled = json!({ "size": 1, "image": "i", "autoscaling": { "max": 2 }, "serviceAccountName": "default" });
+    let mut scaled = json!({ "size": 1, "image": "i", "autoscaling": { "max": 2 }, "serviceAccountName": "default",
+        "resources": { "limits": { "cpu": "1" } } });
     app(&bed, "scaled", scaled.clone()).await;
     scaled["suspend"] = true.into();
     app(&bed, "suspended", scaled).await;

@@ -139,6 +139,7 @@ async fn a_foreign_autoscaler_or_ingress_is_let_alone() {
     ] {
         let mut spec = spec();
         spec[field] = if field == "ingress" { json!({}) } else { json!({ "max": 2 }) };
+        spec["resources"] = json!({ "requests": { "cpu": "100m" } });
         app(&bed, name, spec).await;
         let words = not_ready(&bed, name, "Conflict").await;
         assert!(words.contains(&format!("kubectl annotate {resource} {name} ")), "{words}");

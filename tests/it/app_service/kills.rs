@@ -39,6 +39,7 @@ async fn run(plane: &Plane, point: Point, write: u64) -> (bool, Value) {
     spec["ports"].as_array_mut().unwrap().remove(1);
     spec["size"] = json!(1);
     spec["autoscaling"] = json!({ "max": 5 });
+    spec["resources"] = json!({ "requests": { "cpu": "100m" } });
     respec(&bed, "web", spec.clone()).await;
 
     let changes = async {

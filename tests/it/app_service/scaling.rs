@@ -58,7 +58,7 @@ impl Drop for Counts {
 }
 
 fn sized(size: i32) -> Value {
-    json!({ "size": size, "image": "nginx:1.7.9" })
+    json!({ "size": size, "image": "nginx:1.7.9", "resources": { "requests": { "cpu": "100m" } } })
 }
 
 /// As an autoscaler writes it.
@@ -188,4 +188,35 @@ async fn an_autoscaled_app_begins_within_its_bounds() {
         let scaler: HorizontalPodAutoscaler = bed.api().get(name).await.unwrap();
         assert_eq!(scaler.owner_references()[0].uid, app.uid().unwrap());
     }
+}
+
+/// The test's cluster has no metrics server, so an autoscaler of the app's own never scales.
+#[tokio::test]
+async fn an_app_is_not_ready_once_its_autoscaler_has_been_inactive_for_the_grace_period() {
+    let bed = Bed::shared("inactive").await;
+    let operator = Operator::start(&bed, Settings::default()).await;
+    let mut spec = sized(1);
+    spec["autoscaling"] = json!({ "max": 2 });
+    app(&bed, "web", spec).await;
+    let condition = |app: &AppService| app.status.as_ref().and_then(|status| status.condition("Ready").cloned());
+    let reports = |status: &'static str, reason: &'static str| {
+        move |app: &AppService| {
+            condition(app).is_some_and(|ready| {
+                let message = ready.message.unwrap_or_default();
+                ready.status == status
+                    && ready.reason.as_deref() == Some(reason)
+                    && message.starts_with("the Pod is available; the HorizontalPodAutoscaler does not scale: ")
+                    && message.contains("metrics")
+            })
+        }
+    };
+    bed.until("web", "is ready, with the autoscaler's problem in its message", reports("True", "Ready")).await;
+
+    drop(operator);
+    let _impatient = Operator::start(&bed, Settings::default().flag("--scaling-inactive-grace-period=1s")).await;
+    bed.until("web", "is not ready", reports("False", "ScalingInactive")).await;
+    bed.event("web", "ScalingInactive").await;
+
+    respec(&bed, "web", sized(1)).await;
+    assert_eq!(condition(&ready(&bed, "web").await).unwrap().message.unwrap(), "the Pod is available");
 }

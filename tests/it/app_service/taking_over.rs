@@ -214,7 +214,7 @@ async fn a_service_that_is_not_wanted_any_more_goes() {
 async fn what_was_made_anew_from_its_yaml_is_ours_again() {
     let bed = Bed::shared("anew").await;
     let mut operator = Operator::start(&bed, Settings::default()).await;
-    let mut spec = json!({ "size": 0, "image": "i", "ingress": {}, "autoscaling": { "max": 2 },
+    let mut spec = json!({ "size": 0, "image": "i", "ingress": {}, "autoscaling": { "max": 2 }, "resources": { "requests": { "cpu": "1m" } },
         "ports": [{ "name": "a", "port": 80 }, { "name": "b", "port": 81 }] });
     app(&bed, "web", spec.clone()).await;
     ready(&bed, "web").await;

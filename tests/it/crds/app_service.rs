@@ -1,11 +1,13 @@
 //! `AppService`, field by field.
 
-use kube::CustomResourceExt;
+use kube::api::{Api, DeleteParams, Patch, PatchParams};
+use kube::{CustomResourceExt, ResourceExt};
 use quartermaster::api::AppService;
-use serde_json::json;
+use quartermaster::registry;
+use serde_json::{Value, json};
 use testbed::control_plane::{ControlPlane, Options};
 
-use super::{Case, check, create, every_field_has_a_case, install};
+use super::{Case, check, create, every_field_has_a_case, install, wait_until};
 
 fn with(more: &str) -> String {
     format!("{{size: 1, image: i, {more}}}")
@@ -19,6 +21,10 @@ fn ports(ports: &str) -> String {
     with(&format!("ports: [{ports}]"))
 }
 
+fn scaled(autoscaling: &str) -> String {
+    with(&format!("autoscaling: {{{autoscaling}}}, resources: {{requests: {{cpu: 100m}}}}"))
+}
+
 fn ingress(rest: &str) -> String {
     with(&format!("ports: [{{port: 80}}], ingress: {{{rest}}}"))
 }
@@ -30,6 +36,7 @@ const NAMED: &str = "spec.ports: |several ports need a name each";
 const TWICE: &str = "spec.ports: |the same port stands there twice";
 const SECRET: &str = "|write the name of a Secret";
 const HOST: &str = "spec.ingress.host: |write a host name";
+const NEEDS_CPU: &str = "spec: |autoscaling compares CPU usage with the CPU request: add resources.requests.cpu";
 const PATH: &str = "spec.ingress.path: |write a path that begins with '/'";
 
 #[rustfmt::skip] // one line a case
@@ -179,9 +186,12 @@ fn cases() -> Vec<Case> {
         (with("imagePullSecrets: [{}]"), "spec.imagePullSecrets[0].name: |Required value"),
         (with("imagePullSecrets: [{name: A}]"), SECRET),
         // autoscaling
-        (with("autoscaling: {max: 1}"), ""),
-        (with("autoscaling: {min: 2, max: 2, cpu: 1}"), ""),
-        (with("autoscaling: {max: 3, cpu: 10000}"), ""),
+        (scaled("max: 1"), ""),
+        (scaled("min: 2, max: 2, cpu: 1"), ""),
+        (scaled("max: 3, cpu: 10000"), ""),
+        (with("autoscaling: {max: 1}, resources: {limits: {cpu: 100m}}"), ""),
+        (with("autoscaling: {max: 1}"), NEEDS_CPU),
+        (with("autoscaling: {max: 1}, resources: {requests: {memory: 1Gi}, limits: {memory: 1Gi}}"), NEEDS_CPU),
         (with("autoscaling: {}"), "spec.autoscaling.max: |Required value"),
         (with("autoscaling: {max: 0}"), "spec.autoscaling.max: |greater than or equal to 1"),
         (with("autoscaling: {min: 0, max: 2}"), "spec.autoscaling.min: |greater than or equal to 1"),
@@ -248,4 +258,36 @@ async fn every_field_of_an_app_service_at_its_boundary() {
     }
     let refused = create(&client, &kind, "bare", None, true).await.unwrap_err();
     assert!(refused.contains("write a spec"), "{refused}");
+}
+
+/// Stored while the CRD did not have the rule.
+#[tokio::test]
+async fn an_autoscaled_app_without_a_cpu_request_that_is_older_than_the_rule_can_still_be_changed() {
+    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let client = plane.client().await.unwrap();
+    let kind = AppService::api_resource();
+    let spec = json!({ "size": 1, "image": "i", "autoscaling": { "max": 2 } });
+    let ours = registry::crds().into_iter().find(|crd| crd.spec.names.kind == "AppService");
+    let mut older = serde_json::to_value(ours.unwrap()).unwrap();
+    let rules = &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"];
+    let before = rules.as_array().unwrap().len();
+    let is_new = |rule: &Value| rule["message"].as_str().unwrap().starts_with("autoscaling compares");
+    rules.as_array_mut().unwrap().retain(|rule| !is_new(rule));
+    assert_eq!(rules.as_array().unwrap().len(), before - 1);
+    plane.run_kubectl(&["apply", "-f", "-"], &older.to_string()).await.unwrap();
+    wait_until("the older CRD is served", async || create(&client, &kind, "older", Some(&spec), false).await.is_ok())
+        .await;
+    install(&plane).await;
+    wait_until("the rule binds", async || create(&client, &kind, "newer", Some(&spec), true).await.is_err()).await;
+
+    let apps: Api<AppService> = Api::default_namespaced(client.clone());
+    let patched = async |patch: Value| apps.patch("older", &PatchParams::default(), &Patch::Merge(patch)).await;
+    patched(json!({ "metadata": { "labels": { "a": "b" }, "finalizers": ["example.com/held"] } })).await.unwrap();
+    patched(json!({ "spec": { "suspend": true, "image": "j", "size": 3 } })).await.unwrap();
+    let status = Patch::Merge(json!({ "status": { "replicas": 1 } }));
+    apps.patch_status("older", &PatchParams::default(), &status).await.unwrap();
+    let refused = patched(json!({ "spec": { "autoscaling": { "max": 3 } } })).await.unwrap_err().to_string();
+    assert!(refused.contains("add resources.requests.cpu"), "{refused}");
+    apps.delete("older", &DeleteParams::default()).await.unwrap();
+    assert!(patched(json!({ "metadata": { "finalizers": null } })).await.unwrap().finalizers().is_empty());
 }

@@ -72,6 +72,7 @@ fn the_times_that_the_pages_name() {
         slow_min: seconds(30),
         slow_max: seconds(600),
         watch_timeout: seconds(120),
+        scaling_inactive_grace_period: seconds(300),
         aws_resync: seconds(600),
         aws_shown_within: seconds(60),
         aws_timeout: seconds(20),

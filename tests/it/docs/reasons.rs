@@ -205,7 +205,8 @@ fn problems() -> Vec<&'static str> {
 fn every_reason_of_an_app_service_has_its_row() {
     let page = page("app-service.md");
     let pods = [pod::CRASH_LOOP, pod::PULL_BACK_OFF, pod::UNSCHEDULABLE];
-    let standing = [app_service::standing::WELL, app_service::standing::PROGRESSING];
+    let standing =
+        [app_service::standing::WELL, app_service::standing::PROGRESSING, app_service::standing::SCALING_INACTIVE];
     for reason in problems().into_iter().chain(pods).chain(standing) {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
     }

@@ -200,6 +200,7 @@ async fn an_app_makes_what_its_author_may_make() {
     let plain = json!({ "size": 1, "image": "nginx", "ports": [{ "port": 80 }] });
     let mut more = plain.clone();
     more["autoscaling"] = json!({ "max": 3 });
+    more["resources"] = json!({ "requests": { "cpu": "100m" } });
     more["ingress"] = json!({ "host": "a.example.com" });
     let rights =
         ["deployments.apps", "services", "horizontalpodautoscalers.autoscaling", "ingresses.networking.k8s.io"]

@@ -26,7 +26,7 @@ async fn who_edits_a_namespace_makes_our_resources_in_it_and_reaches_no_further(
         (
             AppService::api_resource(),
             json!({ "size": 0, "image": "a", "ports": [{ "port": 80 }],
-            "autoscaling": { "max": 2 }, "ingress": {} }),
+            "autoscaling": { "max": 2 }, "resources": { "requests": { "cpu": "1m" } }, "ingress": {} }),
         ),
         (MyApp::api_resource(), json!({ "image": "a" })),
     ];

@@ -123,3 +123,36 @@ fn ready_keeps_its_time_while_its_status_does() {
     let same = status(Some(&last), "web", None, None, &third, 2, at("2026-01-04T00:00:00Z"));
     assert_eq!(same, last, "nothing to write");
 }
+
+#[rstest]
+#[case::active("True", 999, true, None)]
+#[case::not_looked_at("Unknown", 999, true, None)]
+#[case::new("False", 0, true, Some(300))]
+#[case::for_less_than_the_grace_period("False", 299, true, Some(1))]
+#[case::for_the_grace_period("False", 300, false, None)]
+#[case::by_a_clock_that_is_ahead("False", -60, true, Some(300))]
+fn an_app_stays_ready_while_its_autoscaler_has_been_inactive_for_less_than_the_grace_period(
+    #[case] active: &str,
+    #[case] seconds: i64,
+    #[case] ready: bool,
+    #[case] remaining: Option<u64>,
+) {
+    let now: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
+    let since = Timestamp::from_second(now.as_second() - seconds).unwrap();
+    let conditions = json!([
+        { "type": "AbleToScale", "status": "True" },
+        { "type": "ScalingActive", "status": active, "message": "no metrics", "lastTransitionTime": since.to_string() },
+    ]);
+    let autoscaler = serde_json::from_value(json!({ "metadata": {}, "status": { "conditions": conditions } })).unwrap();
+    let inactive = InactiveScaling::of(&autoscaler);
+    assert_eq!(inactive.is_some(), active == "False");
+    let well = || Standing { ready: true, reason: WELL.into(), message: "well".into() };
+    let grace = Duration::from_mins(5);
+    let (standing, left) = well().with_scaling(inactive.as_ref(), grace, now);
+    assert_eq!((standing.ready, left), (ready, remaining.map(Duration::from_secs)));
+    assert_eq!(standing.reason, if ready { WELL } else { SCALING_INACTIVE });
+    assert_eq!(standing.message.contains("no metrics"), active == "False");
+    let (standing, left) =
+        Standing::not_ready("CrashLoopBackOff", "crashes").with_scaling(inactive.as_ref(), grace, now);
+    assert_eq!((standing.reason.as_str(), left), ("CrashLoopBackOff", None), "the Pods' problem comes first");
+}
