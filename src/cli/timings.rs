@@ -74,6 +74,15 @@ pub struct Timings {
     /// How often each object is looked at without a reason
     #[arg(long, env = "QUARTERMASTER_RESYNC", value_parser = duration, default_value = "30m", hide = true)]
     pub resync: Duration,
+    /// Within how long repeated corrections of one child make it contested
+    #[arg(long, env = "QUARTERMASTER_DRIFT_WINDOW", value_parser = duration, default_value = "10m", hide = true)]
+    pub drift_window: Duration,
+    /// First wait between two corrections of a child that is contested
+    #[arg(long, env = "QUARTERMASTER_DRIFT_BACKOFF_MIN", value_parser = duration, default_value = "15s", hide = true)]
+    pub drift_backoff_min: Duration,
+    /// Longest wait between two corrections of a child that is contested; without one for so long, it no longer is
+    #[arg(long, env = "QUARTERMASTER_DRIFT_BACKOFF_MAX", value_parser = duration, default_value = "5m", hide = true)]
+    pub drift_backoff_max: Duration,
     /// How long an autoscaler may be inactive before its app is not ready: a new one has no metrics at first
     #[arg(long, env = "QUARTERMASTER_SCALING_INACTIVE_GRACE_PERIOD", value_parser = duration, default_value = "5m",
         hide = true)]
@@ -139,6 +148,9 @@ impl Default for Timings {
             reconcile_timeout: Duration::from_mins(1),
             event_renewal: Duration::from_mins(30),
             resync: Duration::from_mins(30),
+            drift_window: Duration::from_mins(10),
+            drift_backoff_min: Duration::from_secs(15),
+            drift_backoff_max: Duration::from_mins(5),
             scaling_inactive_grace_period: Duration::from_mins(5),
             aws_resync: Duration::from_mins(10),
             aws_timeout: Duration::from_secs(20),
@@ -180,6 +192,11 @@ impl Timings {
         for (min, max, flags) in [
             (self.retry_min, self.retry_max, "--retry-min must not be more than --retry-max"),
             (self.slow_min, self.slow_max, "--slow-min must not be more than --slow-max"),
+            (
+                self.drift_backoff_min,
+                self.drift_backoff_max,
+                "--drift-backoff-min must not be more than --drift-backoff-max",
+            ),
             (self.waiting_min, self.waiting_max, "--waiting-min must not be more than --waiting-max"),
         ] {
             if min > max {

@@ -106,6 +106,21 @@ where
     }
 }
 
+/// Whether the apiserver would take `object` by itself, whatever stands there under its name: nothing is made.
+///
+/// # Errors
+/// What the apiserver answers, other than "already exists", which it says of what it has found valid.
+pub async fn try_create<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<()>
+where
+    K: Clone + Debug + Serialize + DeserializeOwned,
+{
+    let parameters = PostParams { dry_run: true, field_manager: Some(manager.into()) };
+    match api.create(&parameters, object).await {
+        Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => Ok(()),
+        answer => answer.map(drop),
+    }
+}
+
 /// Writes `object` in place of what stands there, whole: refused with 409 unless it carries the UID and resourceVersion of
 /// that. What server-side apply would leave, because somebody else added it, goes.
 ///

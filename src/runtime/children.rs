@@ -3,30 +3,42 @@
 //! A child that is not there is created, which cannot overwrite. One that is there is claimed first; then it is applied,
 //! unless it already is as it is wanted. Children are watched by their mark and never stored: of each is kept what tells
 //! whether it changed, and the little that the status of its owner reports.
+//!
+//! Drift is judged by values. Of each child is kept a digest of the values that the apiserver answered with at the fields that
+//! the desired state sets, whatever admission and defaults made of them; a child has drifted when those values are others.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::NamespaceResourceScope;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
+use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
+use self::pacer::Pacer;
 pub use self::trouble::Trouble;
 pub use self::whole::Child;
-use super::managed_fields;
+use super::drift::{Advice, Correction, Drift};
+use super::events::Events;
+use super::fields::{self, Path, Projection};
+use super::managed_fields::{self, Taken};
 use super::manager::Manager;
 use super::owners::Owners;
-use super::ownership::{ADOPT_BY, Claim, OWNER_UID, Owner, owner_of};
-use super::seen::{Known, Look, Seen};
+use super::ownership::{Claim, OWNER_UID, Owner, owner_of};
+use super::seen::{Known, Look, Match, Seen};
 use super::watch_hub::{Observer, ResourceName};
 use super::watching;
 use super::{Key, apply, short_digest};
 
+mod pacer;
 mod trouble;
 mod whole;
 
@@ -35,6 +47,22 @@ pub const APPLIED: &str = "quartermaster.dev/applied";
 
 /// How often what is found is looked at once more, because it came or went in between.
 const TRIES: usize = 3;
+
+/// Annotations of the controller of Deployments, which tell what it does and not what is to be.
+const REPORTED: &str = "deployment.kubernetes.io/";
+
+/// Who writes children, and says so.
+#[derive(Clone)]
+pub struct Writer {
+    /// The field manager.
+    pub manager: &'static str,
+    /// The Events of its controller.
+    pub events: Events,
+    /// How often it has corrected drift.
+    pub corrected: Counter,
+    /// What to do instead of changing a field of a child.
+    pub advice: Advice,
+}
 
 /// A kind of children.
 pub trait ChildKind:
@@ -77,14 +105,16 @@ pub struct Children<K, S> {
     wake: Box<dyn Fn(&Key) + Send + Sync>,
     wanted: Arc<SetOnce<()>>,
     seen: Seen<S>,
+    drift: Drift,
+    unconfirmed: Pacer,
 }
 
 impl<K: ChildKind, S: Report> Children<K, S> {
-    /// The children that `writer` (a field manager) makes. `report` takes out of one what its owner reports of it; `wake` is
+    /// The children that `writer` makes. `report` takes out of one what its owner reports of it; `wake` is
     /// told whose child has changed. They are watched from the first [`Children::want`] on.
     pub fn new(
         manager: &mut Manager,
-        writer: &'static str,
+        writer: &Writer,
         report: fn(&K) -> S,
         wake: impl Fn(&Key) + Send + Sync + 'static,
     ) -> Arc<Self> {
@@ -95,7 +125,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// what there is. It is then applied again.
     pub fn that_may_lose(
         manager: &mut Manager,
-        writer: &'static str,
+        writer: &Writer,
         report: fn(&K) -> S,
         lost: fn(&K, &K) -> bool,
         wake: impl Fn(&Key) + Send + Sync + 'static,
@@ -104,12 +134,14 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let unlisted = places.iter().map(|(shard, _)| shard.clone()).collect();
         let children = Arc::new(Self {
             client: manager.client.clone(),
-            manager: writer,
+            manager: writer.manager,
             report,
             lost,
             wake: Box::new(wake),
             wanted: Arc::default(),
             seen: Seen::new(unlisted, manager.config.timings.resync),
+            drift: Drift::new(&manager.config.timings, writer.events.clone(), writer.corrected.clone(), writer.advice),
+            unconfirmed: Pacer::default(),
         });
         let ours = manager.others.clone().labels(OWNER_UID);
         manager.look(places, &ours, &children.wanted, &children);
@@ -148,20 +180,41 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         self.ready().await;
         let (whole, digest) = Self::finish(owner, &mut desired)?;
         let key = Key::of(&desired);
-        let api = self.api(&key);
-        let mut there = match self.seen.look(&key, &digest) {
+        let there = match self.seen.look(&key, &digest) {
             Look::Fine => return Ok(()),
+            Look::Other if self.drift.is_held_back(owner, &key, &digest) => return Ok(()),
             Look::Unknown => !owner.is_fresh(),
             // That it goes may be long ago by now.
             Look::Going | Look::Other => true,
         };
+        // It holds the object several times over: too much for the stack of every pass.
+        Box::pin(self.ensure(owner, desired, &whole, digest, owners, left, there)).await
+    }
+
+    /// Reads the child, if it may be `there`, and writes it unless it is as `desired`, which is `whole` as it is sent.
+    #[allow(clippy::too_many_arguments)] // all that is known of one child
+    async fn ensure<O: ChildKind>(
+        &self,
+        owner: &Owner,
+        mut desired: K,
+        whole: &Value,
+        digest: String,
+        owners: &Owners<O>,
+        left: &[&[&str]],
+        mut there: bool,
+    ) -> Result<(), Trouble> {
+        let content = fields::content(whole);
+        let key = Key::of(&desired);
+        let api = self.api(&key);
         let _asking = self.seen.asking(&key);
+        let mut correction = Changes::default();
         for turn in 1..=TRIES {
             let mut refused = None;
             if !there {
                 match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
-                        self.wrote(&key, &created, digest);
+                        let values = Self::project(&created, &content);
+                        self.wrote(&key, &created, digest, &values);
                         return Ok(());
                     }
                     Ok(None) => {}
@@ -179,6 +232,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                 there = false;
                 continue;
             };
+            there = true;
             let claim = owner.claim(live.meta(), |uid| owners.lives(uid));
             if let Claim::Foreign(foreign) = &claim {
                 let words = owner.conflict(foreign, &resource::<K>(), &key.namespace, &key.name);
@@ -190,12 +244,22 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             if live.meta().deletion_timestamp.is_some() {
                 return Err(Trouble::Going(what::<K>(&key)));
             }
-            let applied = live.annotations().get(APPLIED) == Some(&digest);
-            let managed = live.meta().managed_fields.as_deref().unwrap_or_default();
+            let observed = Self::project(&live, &content);
+            let state = self.judge(&key, &live, &observed, &content, &digest);
             let lost = turn < TRIES && (self.lost)(&desired, &live);
-            if claim == Claim::Ours && applied && !lost && managed_fields::holds(managed, self.manager, &whole) {
-                self.wrote(&key, &live, digest);
+            if claim == Claim::Ours && state == State::Match && !lost && correction.is_empty() {
+                self.wrote(&key, &live, digest, &observed);
                 return Ok(());
+            }
+            let has_drifted = claim == Claim::Ours && state == State::Drift;
+            if has_drifted && self.drift.is_held_back(owner, &key, &digest) {
+                return Ok(());
+            }
+            if turn == 1
+                && self.seen.matched(&key, &live.uid().unwrap_or_default()).is_none()
+                && let Some(wait) = self.unconfirmed.wait(&key)
+            {
+                return Err(Trouble::Paced { what: what::<K>(&key), wait });
             }
             desired.meta_mut().uid = live.uid();
             // One that can never be as it is wanted is not claimed: it would go with its owner.
@@ -205,44 +269,139 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             {
                 return Err(Trouble::Refused { what: what::<K>(&key), said });
             }
-            if claim != Claim::Ours || managed_fields::is_to_be_handed_over(managed, self.manager, left) {
-                let entries = managed_fields::handed_over(managed, self.manager, &whole, left);
-                // With the marks at once: killed before the apply that follows, we would otherwise have neither them nor consent.
-                let mut taken = owner.marks(live.meta());
-                taken["managedFields"] = json!(entries);
-                Self::sent(&key, apply::metadata(&api, self.manager, &live, taken).await)?;
+            if has_drifted && correction.before.is_none() {
+                correction.before = Some((observed, managed(&live).to_vec()));
             }
-            let applied = Self::sent(&key, apply::apply(&api, self.manager, &desired).await)?;
-            if turn < TRIES && (self.lost)(&desired, &applied) {
-                continue;
+            let owned = self.own(&api, owner, &claim, live, whole, left, has_drifted).await?;
+            match Self::sent(&key, apply::apply(&api, self.manager, &desired).await) {
+                Ok(applied) if turn < TRIES && (self.lost)(&desired, &applied) => {}
+                Ok(applied) => {
+                    let values = Self::project(&applied, &content);
+                    self.wrote(&key, &applied, digest.clone(), &values);
+                    self.report_correction(owner, &key, &digest, correction, &values);
+                    return Ok(());
+                }
+                Err(trouble) if turn < TRIES => match self.rivals(&api, &desired, &owned, whole, &trouble).await? {
+                    Some(taken) => {
+                        let entries = json!({ "managedFields": taken.entries });
+                        Self::sent(&key, apply::metadata(&api, self.manager, &owned, entries).await)?;
+                        correction.fields.extend(taken.fields);
+                        correction.managers.extend(taken.managers);
+                    }
+                    None => return Err(trouble),
+                },
+                Err(trouble) => return Err(trouble),
             }
-            self.wrote(&key, &applied, digest);
-            return Ok(());
         }
         Err(Trouble::Going(what::<K>(&key)))
     }
 
-    /// Takes from others what they put at `path`, in the form of `managedFields`, of a child that is the owner's, so that the
-    /// next [`Children::settle`] takes it away: a list of ours in which nothing of theirs can stand. Whether there was any.
-    ///
-    /// # Errors
-    /// When it could not be read or written.
-    pub async fn reclaim<O: ChildKind>(
-        &self,
-        owner: &Owner,
-        key: &Key,
-        owners: &Owners<O>,
-        path: &[&str],
-    ) -> Result<bool, Trouble> {
-        let api = self.api(key);
-        let live = Self::sent(key, api.get_opt(&key.name).await)?;
-        let Some(live) = live.filter(|live| owner.claim(live.meta(), |uid| owners.lives(uid)) == Claim::Ours) else {
-            return Ok(false);
+    /// What a live child is to its desired state.
+    fn judge(&self, key: &Key, live: &K, observed: &Projection, content: &Value, digest: &str) -> State {
+        let before = self.seen.matched(key, &live.uid().unwrap_or_default()).filter(|it| it.desired == *digest);
+        let is_match = match &before {
+            Some(matched) => matched.values == observed.digest(),
+            None => fields::matches(&Self::content(live), content, managed(live), self.manager),
         };
-        let managed = live.meta().managed_fields.as_deref().unwrap_or_default();
-        let Some(managed) = managed_fields::reclaimed(managed, self.manager, path) else { return Ok(false) };
-        Self::sent(key, apply::metadata(&api, self.manager, &live, json!({ "managedFields": managed })).await)?;
-        Ok(true)
+        // It was written so, and somebody has changed it since.
+        let was_written = before.is_some() || live.annotations().get(APPLIED).is_some_and(|applied| applied == digest);
+        match (is_match, was_written) {
+            (true, _) => State::Match,
+            (false, true) => State::Drift,
+            (false, false) => State::Other,
+        }
+    }
+
+    /// Has the fields of a live child that are to be ours be ours, before they are applied; gives the child as it then is.
+    #[allow(clippy::too_many_arguments)] // each is another side of one write
+    async fn own(
+        &self,
+        api: &Api<K>,
+        owner: &Owner,
+        claim: &Claim,
+        live: K,
+        whole: &Value,
+        left: &[&[&str]],
+        has_drifted: bool,
+    ) -> Result<K, Trouble> {
+        let mut entries = None;
+        let mut patch = json!({});
+        if *claim != Claim::Ours {
+            // With the marks at once: killed before the apply that follows, we would otherwise have neither them nor consent.
+            patch = owner.marks(live.meta());
+        }
+        if *claim != Claim::Ours || managed_fields::is_to_be_handed_over(managed(&live), self.manager, left) {
+            entries = Some(managed_fields::handed_over(managed(&live), self.manager, whole, left));
+        }
+        if has_drifted {
+            let now = entries.as_deref().unwrap_or_else(|| managed(&live));
+            let renumbered = managed_fields::renumbered(now, self.manager, &Self::content(&live), whole);
+            if let Some(taken) = managed_fields::taken(now, self.manager, &renumbered) {
+                entries = Some(taken.entries);
+            }
+        }
+        let Some(entries) = entries else { return Ok(live) };
+        patch["managedFields"] = json!(entries);
+        Self::sent(&Key::of(&live), apply::metadata(api, self.manager, &live, patch).await)
+    }
+
+    /// What other managers hold beside ours where the apiserver refused the two together; nothing where it refuses ours alone.
+    async fn rivals(
+        &self,
+        api: &Api<K>,
+        desired: &K,
+        live: &K,
+        whole: &Value,
+        trouble: &Trouble,
+    ) -> Result<Option<Taken>, Trouble> {
+        let Some(refused) = trouble.fields() else { return Ok(None) };
+        let rivals = |field: &String| managed_fields::rivals(managed(live), self.manager, whole, field);
+        let rivals = refused.iter().flat_map(rivals).collect();
+        let Some(taken) = managed_fields::taken(managed(live), self.manager, &rivals) else { return Ok(None) };
+        let mut alone = desired.clone();
+        alone.meta_mut().uid = None;
+        let key = Key::of(desired);
+        match Self::sent(&key, apply::try_create(api, self.manager, &alone).await) {
+            Ok(()) => Ok(Some(taken)),
+            Err(trouble @ Trouble::Api { .. }) => Err(trouble),
+            // Something else may be said of it, such as that its port on the nodes is taken: by itself.
+            Err(trouble) => {
+                let same = trouble.fields().is_some_and(|alone| alone.iter().any(|field| refused.contains(field)));
+                Ok((!same).then_some(taken))
+            }
+        }
+    }
+
+    fn report_correction(&self, owner: &Owner, key: &Key, digest: &str, changes: Changes, after: &Projection) {
+        let Changes { before, fields: taken, mut managers } = changes;
+        let mut changed: Vec<Path> = Vec::new();
+        if let Some((observed, managed)) = before {
+            changed = observed.differences(after);
+            managers.extend(managed_fields::last_writer(&managed, self.manager, &changed).map(str::to_owned));
+        }
+        changed.extend(taken);
+        // Nothing is different: admission or the apiserver have their own word for a value.
+        if changed.is_empty() {
+            return;
+        }
+        let manager = managers.into_iter().collect::<Vec<_>>().join(" and ");
+        let manager = Some(&*manager).filter(|manager| !manager.is_empty());
+        self.drift.corrected(owner, key, &Correction { what: &what::<K>(key), fields: &changed, manager, digest });
+    }
+
+    /// What is to be said of a child that others keep changing, and when to look at it again: asked after
+    /// [`Children::settle`].
+    pub fn contested(&self, key: &Key) -> Option<(String, Duration)> {
+        self.drift.contested(key)
+    }
+
+    fn content(object: &K) -> Value {
+        // What was read from JSON can be written as such.
+        fields::content(&serde_json::to_value(object).unwrap_or_default())
+    }
+
+    fn project(object: &K, desired: &Value) -> Projection {
+        fields::project(&Self::content(object), desired, managed(object))
     }
 
     /// Has there be no such child of the owner's; whether it was deleted now. One that no watch shows may be there without our
@@ -277,6 +436,8 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// The owner is gone: what is kept beside the watch may go.
     pub fn forget(&self, key: &Key) {
         self.seen.forget(key);
+        self.drift.forget(key);
+        self.unconfirmed.forget(key);
     }
 
     fn api(&self, key: &Key) -> Api<K> {
@@ -299,11 +460,11 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         Ok((value(desired)?, digest))
     }
 
-    /// We wrote it so, or found it so: what is known of it is at least as new.
-    fn wrote(&self, key: &Key, object: &K, digest: String) {
+    /// We wrote it so, or found it so, and it matches its desired state: what is known of it is at least as new.
+    fn wrote(&self, key: &Key, object: &K, desired: String, values: &Projection) {
         let known = self.known(object);
         let owner = known.owner.clone();
-        if !self.seen.wrote(key, known, digest) {
+        if !self.seen.wrote(key, known, Match { desired, values: values.digest() }) {
             self.tell(owner);
         }
     }
@@ -313,21 +474,22 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             uid: object.uid().unwrap_or_default(),
             version: super::version(object.meta().resource_version.as_deref()),
             owner: owner_of(object.meta()),
-            print: self.print(object),
+            print: Self::print(object),
             going: object.meta().deletion_timestamp.is_some(),
             report: (self.report)(object),
         }
     }
 
-    fn print(&self, object: &K) -> u64 {
-        let mut hash = DefaultHasher::new();
-        object.annotations().get(APPLIED).hash(&mut hash);
-        object.annotations().get(ADOPT_BY).hash(&mut hash);
-        for entry in object.meta().managed_fields.iter().flatten() {
-            if entry.manager.as_deref() == Some(self.manager) {
-                (&entry.operation, entry.fields_v1.as_ref().map(|fields| fields.0.to_string())).hash(&mut hash);
-            }
+    fn print(object: &K) -> u64 {
+        let mut content = Self::content(object);
+        if let Some(annotations) = content["metadata"]["annotations"].as_object_mut() {
+            annotations.retain(|name, _| !name.starts_with(REPORTED));
         }
+        if let Some(metadata) = content["metadata"].as_object_mut() {
+            metadata.retain(|name, value| name != "finalizers" && value.as_object().is_none_or(|it| !it.is_empty()));
+        }
+        let mut hash = DefaultHasher::new();
+        content.to_string().hash(&mut hash);
         hash.finish()
     }
 
@@ -341,6 +503,38 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             (self.wake)(&owner);
         }
     }
+}
+
+/// What a live child is to its desired state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It is as desired.
+    Match,
+    /// It was as desired, and somebody has changed it since.
+    Drift,
+    /// It was never written so.
+    Other,
+}
+
+/// What others changed of a child that is being corrected.
+#[derive(Default)]
+struct Changes {
+    /// Its values and `managedFields` as it was found.
+    before: Option<(Projection, Vec<ManagedFieldsEntry>)>,
+    /// What was taken from other managers because the apiserver refused it beside ours.
+    fields: BTreeSet<Path>,
+    /// Who held that.
+    managers: BTreeSet<String>,
+}
+
+impl Changes {
+    fn is_empty(&self) -> bool {
+        self.fields.is_empty()
+    }
+}
+
+fn managed(object: &impl Resource) -> &[ManagedFieldsEntry] {
+    object.meta().managed_fields.as_deref().unwrap_or_default()
 }
 
 impl<K: ChildKind, S: Report> Observer<K> for Children<K, S> {

@@ -1,24 +1,18 @@
 //! Who says what about an object, as its `managedFields` tell
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>).
 //!
-//! Whoever changes a value that we applied takes our claim on it away. That we still hold all that we want, and that what
-//! we want has not changed since, is therefore all that is to be known to say that nothing is to be written; a webhook that
-//! changes our own write does not take the claim away, and is not fought.
+//! They decide what is handed over when an object is adopted, and which fields are taken from other managers. Whether an
+//! object has drifted is judged by its values ([`fields`](super::fields)).
+
+use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 use serde_json::{Map, Value};
 
+use super::fields::{self as values, Path, content};
+
 const APPLY: &str = "Apply";
 const UPDATE: &str = "Update";
-
-/// Whether `manager` holds all that `desired` says. `desired` is an object as it is sent.
-pub fn holds(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value) -> bool {
-    let desired = content(desired);
-    managed.iter().filter(|entry| is_of(entry, manager)).any(|entry| {
-        let others: Vec<_> = managed.iter().filter(|other| *other != entry).map(fields).collect();
-        covers(fields(entry), &desired, (operation(entry) == UPDATE).then_some(&*others))
-    })
-}
 
 /// Whether anything is to be [handed over](handed_over) first: nothing was applied yet, and the fields of a writer that did not
 /// apply are never removed by an apply; a field is to be `left` to others and is among what `manager` applied; or one that
@@ -31,21 +25,6 @@ pub fn is_to_be_handed_over(managed: &[ManagedFieldsEntry], manager: &str, left:
         take(&mut updated, path);
     }
     left.iter().any(|path| find(applied, path).is_some()) || updated.as_object().is_some_and(|rest| !rest.is_empty())
-}
-
-/// Who says something at `path` where `manager`, which applied the object, says nothing any more.
-pub fn who_took<'a>(managed: &'a [ManagedFieldsEntry], manager: &str, path: &[&str]) -> Option<&'a str> {
-    let (ours, theirs): (Vec<_>, Vec<_>) = managed.iter().partition(|entry| is_of(entry, manager));
-    let says = |entry: &&ManagedFieldsEntry| find(fields(entry), path).is_some();
-    if !ours.iter().any(|entry| operation(entry) == APPLY) || ours.iter().any(says) {
-        return None;
-    }
-    theirs.into_iter().find(says)?.manager.as_deref()
-}
-
-/// Whether anybody but `manager` says something at `path`.
-pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
-    managed.iter().any(|entry| entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some())
 }
 
 /// The entries after a hand-over: what its creator said of the object is then what `manager` applied, so that the next apply
@@ -115,29 +94,256 @@ pub fn handed_over(
     entries
 }
 
-/// The entries after all that others updated at `path` is what `manager` applied; none if there is nothing of others'.
-pub fn reclaimed(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> Option<Vec<ManagedFieldsEntry>> {
+/// Whether anybody but `manager` says something at `path`.
+pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
+    managed.iter().any(|entry| entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some())
+}
+
+/// What was taken from other managers.
+#[derive(Debug, PartialEq)]
+pub struct Taken {
+    /// The entries after that.
+    pub entries: Vec<ManagedFieldsEntry>,
+    /// The fields.
+    pub fields: BTreeSet<Path>,
+    /// Who had them.
+    pub managers: BTreeSet<String>,
+}
+
+/// Has `manager`, which applied the object, hold these fields in place of whoever else does, so that its next apply removes
+/// those that it does not name; none if nobody else holds any of them.
+pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Path>) -> Option<Taken> {
     let mut entries = managed.to_vec();
     let ours = entries.iter().position(|entry| is_of(entry, manager) && operation(entry) == APPLY)?;
     let api_version = entries[ours].api_version.clone();
     let mut theirs = Value::Object(Map::new());
-    let others = entries.iter_mut().filter(|entry| {
-        operation(entry) == UPDATE
-            && entry.api_version == api_version
-            && entry.subresource.as_deref().unwrap_or_default().is_empty()
-    });
-    for FieldsV1(fields) in others.filter_map(|entry| entry.fields_v1.as_mut()) {
-        if let Some(taken) = take(fields, path) {
-            join(&mut theirs, nested(path, taken));
+    let (mut fields_taken, mut managers) = (BTreeSet::new(), BTreeSet::new());
+    for (index, entry) in entries.iter_mut().enumerate() {
+        let is_ours = index == ours;
+        if is_ours || entry.api_version != api_version || !tells_of_content(entry) {
+            continue;
+        }
+        let name = entry.manager.clone().unwrap_or_default();
+        let Some(FieldsV1(set)) = &mut entry.fields_v1 else { continue };
+        for path in paths {
+            let elements: Vec<&str> = path.iter().map(String::as_str).collect();
+            if let Some(field) = take(set, &elements) {
+                join(&mut theirs, nested(&elements, field));
+                fields_taken.insert(path.clone());
+                managers.insert(name.clone());
+            }
         }
     }
-    let FieldsV1(applied) = entries[ours].fields_v1.as_mut()?;
-    let before = applied.clone();
-    join(applied, theirs);
-    let news = *applied != before;
+    if let Some(FieldsV1(applied)) = entries[ours].fields_v1.as_mut() {
+        join(applied, theirs);
+    }
     // An empty set would be a claim on all.
     entries.retain(|entry| fields(entry).as_object().is_none_or(|fields| !fields.is_empty()));
-    news.then_some(entries)
+    (!fields_taken.is_empty()).then_some(Taken { entries, fields: fields_taken, managers })
+}
+
+/// Who wrote these fields last, besides `manager`: whoever holds one of them, or else who wrote something beside it after
+/// `manager` did. Of a field that was removed the entries tell nothing.
+pub fn last_writer<'a>(managed: &'a [ManagedFieldsEntry], manager: &str, paths: &[Path]) -> Option<&'a str> {
+    let (ours, others): (Vec<_>, Vec<_>) = managed
+        .iter()
+        .filter(|entry| tells_of_content(entry))
+        .partition(|entry| entry.manager.as_deref() == Some(manager));
+    let last = ours.iter().filter_map(|entry| entry.time.as_ref()).max();
+    let holds = |entry: &&ManagedFieldsEntry| paths.iter().any(|path| find(fields(entry), path).is_some());
+    let is_beside = |entry: &&ManagedFieldsEntry| {
+        let beside = |path: &Path| find(fields(entry), &path[..path.len().saturating_sub(1)]).is_some();
+        entry.time.as_ref() >= last && paths.iter().any(beside)
+    };
+    let newest = |of: &dyn Fn(&&ManagedFieldsEntry) -> bool| {
+        others.iter().copied().filter(|entry| of(entry)).max_by_key(|entry| entry.time.clone())
+    };
+    newest(&holds).or_else(|| newest(&is_beside))?.manager.as_deref()
+}
+
+/// Lists whose items are never taken for another one's fault: another's sidecar or volume stays.
+const KEPT: [&str; 4] = ["f:containers", "f:initContainers", "f:ephemeralContainers", "f:volumes"];
+
+/// One step to a field that the apiserver names in an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    /// A field of that name.
+    Field(String),
+    /// An item of a list. Which one is not known: its number is that of an object which was never stored.
+    Item,
+}
+
+/// Fields of managers other than `manager` that stand beside ours at `field`, as the apiserver names it where it refuses the
+/// two together (`spec.template.spec.containers[0].env[1].valueFrom`): those at the field itself; or else in the smallest list
+/// item or map around it that has a field of `desired`; or, where whole items exclude one another, the items of others in that
+/// list. `desired` is an object as it is sent.
+pub fn rivals(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value, field: &str) -> BTreeSet<Path> {
+    let (desired, steps) = (content(desired), steps(field));
+    let (ours, others): (Vec<_>, Vec<_>) = managed
+        .iter()
+        .filter(|entry| tells_of_content(entry))
+        .partition(|entry| entry.manager.as_deref() == Some(manager));
+    for length in (1..=steps.len()).rev() {
+        let (around, is_field) = (&steps[..length], length == steps.len());
+        let is_item = around.last() == Some(&Step::Item);
+        let is_list = steps.get(length) == Some(&Step::Item);
+        let all = ours.iter().chain(&others);
+        let has_items = || all.clone().any(|entry| all_at(fields(entry), around).iter().any(|(_, set)| has_items(set)));
+        if !is_item && !is_list && has_items() {
+            // It is as good as all of the object.
+            break;
+        }
+        let mut found = BTreeSet::new();
+        for (path, set) in others.iter().flat_map(|entry| all_at(fields(entry), around)) {
+            let wanted = value_at(&desired, &path);
+            let kept = path.last().is_some_and(|name| KEPT.contains(&name.as_str()));
+            let parent = || value_at(&desired, &path[..path.len() - 1]).is_some();
+            match wanted {
+                Some(Value::Array(_)) if kept => {}
+                Some(wanted) => foreign(set, wanted, &path, &mut found),
+                None if is_field && !is_item && parent() => _ = found.insert(path),
+                None => {}
+            }
+        }
+        if !found.is_empty() {
+            return found;
+        }
+        if !is_field && !is_item && is_set(&desired, around) {
+            break;
+        }
+    }
+    BTreeSet::new()
+}
+
+/// Ports of others in place of which `desired` has one of another number that is otherwise the same, and that is missing:
+/// somebody gave ours another number. `object` is the live one.
+pub fn renumbered(managed: &[ManagedFieldsEntry], manager: &str, object: &Value, desired: &Value) -> BTreeSet<Path> {
+    let sets: Vec<_> = managed.iter().filter(|entry| tells_of_content(entry)).map(fields).collect();
+    let mut found = BTreeSet::new();
+    renumbered_in(&content(object), &content(desired), &sets, &mut Vec::new(), &mut found);
+    let held = |path: &Path| {
+        let others = managed.iter().filter(|entry| entry.manager.as_deref() != Some(manager));
+        others.filter(|entry| tells_of_content(entry)).any(|entry| find(fields(entry), path).is_some())
+    };
+    found.retain(held);
+    found
+}
+
+fn renumbered_in(object: &Value, desired: &Value, sets: &[&Value], path: &mut Path, found: &mut BTreeSet<Path>) {
+    let mut step = |element: String, object: &Value, desired: &Value, found: &mut BTreeSet<Path>| {
+        let within: Vec<_> = sets.iter().filter_map(|set| set.get(&element)).collect();
+        path.push(element);
+        renumbered_in(object, desired, &within, path, found);
+        path.pop();
+    };
+    match (object, desired) {
+        (Value::Object(object), Value::Object(desired)) => {
+            for (name, desired) in desired {
+                if let Some(object) = object.get(name) {
+                    step(format!("f:{name}"), object, desired, found);
+                }
+            }
+        }
+        (Value::Array(there), Value::Array(wanted)) => {
+            let Some(keys) = values::keys(sets) else { return };
+            let element = |item| values::element(item, &keys, sets);
+            let (mut missing, mut others) = (Vec::new(), Vec::new());
+            for wanted in wanted {
+                let name = element(wanted);
+                match there.iter().find(|item| is_element(&name, item)) {
+                    Some(item) => step(name, item, wanted, found),
+                    None => missing.push(wanted),
+                }
+            }
+            others.extend(there.iter().filter(|item| {
+                let name = element(item);
+                !wanted.iter().any(|wanted| is_element(&name, wanted))
+            }));
+            let is_port = |key: &String| key == "port" || key == "containerPort";
+            let same = |item: &&&Value| {
+                missing.iter().any(|wanted| {
+                    let rest = wanted.as_object().into_iter().flatten().filter(|(name, _)| !keys.contains(name));
+                    rest.into_iter()
+                        .all(|(name, wanted)| item.get(name).is_some_and(|it| values::is_within(wanted, it)))
+                })
+            };
+            let renumbered: Vec<_> = others.iter().filter(same).collect();
+            // Of more than are missing it is not certain which ones were ours.
+            if keys.iter().any(is_port) && renumbered.len() <= missing.len() {
+                found.extend(renumbered.iter().map(|item| [path.clone(), vec![element(item)]].concat()));
+            }
+        }
+        _ => {}
+    }
+}
+
+fn steps(field: &str) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut rest = field;
+    while !rest.is_empty() {
+        if let Some(inner) = rest.strip_prefix('[') {
+            let (index, after) = inner.split_once(']').unwrap_or((inner, ""));
+            let is_index = index.chars().all(|c| c.is_ascii_digit());
+            steps.push(if is_index { Step::Item } else { Step::Field(index.to_owned()) });
+            rest = after;
+        } else {
+            rest = rest.strip_prefix('.').unwrap_or(rest);
+            let (name, after) = rest.split_at(rest.find(['.', '[']).unwrap_or(rest.len()));
+            steps.push(Step::Field(name.to_owned()));
+            rest = after;
+        }
+    }
+    steps
+}
+
+/// What there is of a set at these steps.
+fn all_at<'a>(set: &'a Value, steps: &[Step]) -> Vec<(Path, &'a Value)> {
+    steps.iter().fold(vec![(Path::new(), set)], |found, step| {
+        let next = found.into_iter().flat_map(|(path, set)| {
+            let inner = set.as_object().into_iter().flatten().filter(|(element, _)| match step {
+                Step::Field(name) => element.strip_prefix("f:") == Some(name),
+                Step::Item => element.starts_with("k:") || element.starts_with("v:"),
+            });
+            inner.map(move |(element, set)| ([path.clone(), vec![element.clone()]].concat(), set)).collect::<Vec<_>>()
+        });
+        next.collect()
+    })
+}
+
+/// Whether `desired` sets a field at these steps.
+fn is_set(desired: &Value, steps: &[Step]) -> bool {
+    match steps.split_first() {
+        None => !desired.is_null(),
+        Some((Step::Field(name), rest)) => desired.get(name).is_some_and(|value| is_set(value, rest)),
+        Some((Step::Item, rest)) => desired.as_array().into_iter().flatten().any(|item| is_set(item, rest)),
+    }
+}
+
+fn value_at<'a>(desired: &'a Value, path: &[String]) -> Option<&'a Value> {
+    let value = path.iter().try_fold(desired, |value, element| match element.strip_prefix("f:") {
+        Some(name) => value.get(name),
+        None => value.as_array()?.iter().find(|item| is_element(element, item)),
+    });
+    value.filter(|value| !value.is_null())
+}
+
+/// Whether there are items of lists in the set, however deep.
+fn has_items(set: &Value) -> bool {
+    set.as_object().into_iter().flatten().any(|(element, set)| element.starts_with("k:") || has_items(set))
+}
+
+/// Adds the fields of the set that `desired` does not set: of a list its items, of anything else what is no item of a list
+/// inside it.
+fn foreign(set: &Value, desired: &Value, path: &Path, found: &mut BTreeSet<Path>) {
+    for (element, inner) in set.as_object().into_iter().flatten().filter(|(element, _)| *element != ".") {
+        let path = [path.clone(), vec![element.clone()]].concat();
+        match value_at(desired, std::slice::from_ref(element)) {
+            Some(Value::Array(_)) => {}
+            Some(_) if desired.is_array() => {}
+            Some(desired) => foreign(inner, desired, &path, found),
+            None => _ = found.insert(path),
+        }
+    }
 }
 
 /// `field` at `path`.
@@ -153,52 +359,9 @@ fn is_of(entry: &ManagedFieldsEntry, manager: &str) -> bool {
     entry.manager.as_deref() == Some(manager) && entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
-fn fields(entry: &ManagedFieldsEntry) -> &Value {
+/// The set of fields of an entry.
+pub(super) fn fields(entry: &ManagedFieldsEntry) -> &Value {
     entry.fields_v1.as_ref().map_or(&Value::Null, |fields| &fields.0)
-}
-
-/// `object` without what no entry speaks of.
-fn content(object: &Value) -> Value {
-    let mut content = object.clone();
-    if let Some(object) = content.as_object_mut() {
-        object.retain(|name, _| name != "apiVersion" && name != "kind" && name != "status");
-    }
-    if let Some(metadata) = content["metadata"].as_object_mut() {
-        metadata.retain(|name, _| matches!(name.as_str(), "labels" | "annotations" | "ownerReferences" | "finalizers"));
-    }
-    content
-}
-
-/// Whether all of `desired` is in the set. An empty set at a field is that field as a whole. With `typed` the set is that of an
-/// object as the API's types have it, which leave out what is empty, unless others say something there: their sets.
-fn covers(set: &Value, desired: &Value, typed: Option<&[&Value]>) -> bool {
-    let Some(set) = set.as_object() else { return false };
-    if set.is_empty() {
-        return true;
-    }
-    let within =
-        |element: &str| typed.map(|others| others.iter().filter_map(|other| other.get(element)).collect::<Vec<_>>());
-    match desired {
-        Value::Object(desired) => desired.iter().filter(|(_, value)| !value.is_null()).all(|(name, value)| {
-            let element = format!("f:{name}");
-            let others = within(&element);
-            match set.get(&element) {
-                Some(set) => covers(set, value, others.as_deref()),
-                None => others.is_some_and(|others| others.is_empty()) && is_empty(value),
-            }
-        }),
-        Value::Array(items) => items.iter().all(|item| {
-            let ours = |(element, set): (&String, &Value)| {
-                is_element(element, item) && covers(set, item, within(element).as_deref())
-            };
-            set.iter().any(ours)
-        }),
-        _ => true,
-    }
-}
-
-fn is_empty(value: &Value) -> bool {
-    matches!(value, Value::Bool(false)) || value.as_str() == Some("") || value.as_i64() == Some(0)
 }
 
 /// Takes the fields that have a value in `desired` out of the set; none if there are none.
@@ -233,7 +396,7 @@ fn leaves(set: &Value) -> usize {
 }
 
 /// Whether `element`, `k:{KEYS}` or `v:VALUE`, is this item of a list.
-fn is_element(element: &str, item: &Value) -> bool {
+pub(super) fn is_element(element: &str, item: &Value) -> bool {
     let parsed = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
     if let Some(value) = element.strip_prefix("v:") {
         return parsed(value) == *item;
@@ -243,8 +406,14 @@ fn is_element(element: &str, item: &Value) -> bool {
     keys.iter().all(|(name, value)| item.get(name).map_or(value == "TCP", |item| item == value))
 }
 
-fn find<'a>(set: &'a Value, path: &[&str]) -> Option<&'a Value> {
-    path.iter().try_fold(set, |set, name| set.get(name))
+/// What there is of a set at a path.
+pub(super) fn find<'a>(set: &'a Value, path: &[impl AsRef<str>]) -> Option<&'a Value> {
+    path.iter().try_fold(set, |set, name| set.get(name.as_ref()))
+}
+
+/// Whether an entry may speak of anything but the status.
+pub(super) fn tells_of_content(entry: &ManagedFieldsEntry) -> bool {
+    entry.subresource.as_deref() != Some("status")
 }
 
 /// Takes the field at `path` out, and the parents that then hold nothing: an empty set would be a claim on the whole.

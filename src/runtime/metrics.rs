@@ -65,6 +65,7 @@ struct Inner {
     entries_merged: Counter,
     entries_expired: Counter,
     entries_rejected: Counter,
+    drift_corrections: Counters<1>,
     oldest: pending::Oldest,
     watch_restarts: Counters<1>,
     watches: watches::Watches,
@@ -148,6 +149,7 @@ impl Metrics {
             entries_merged: Counter::default(),
             entries_expired: Counter::default(),
             entries_rejected: Counter::default(),
+            drift_corrections: Counters::default(),
             oldest: pending::Oldest::default(),
             watch_restarts: Counters::default(),
             watches: watches::Watches::default(),
@@ -202,6 +204,11 @@ impl Metrics {
             "quartermaster_entries_rejected",
             "Changes that were given up because their receiver never takes them",
             inner.entries_rejected.clone(),
+        );
+        r.register(
+            "quartermaster_drift_corrections",
+            "Corrections of objects that somebody else changed",
+            inner.drift_corrections.clone(),
         );
         r.register_collector(Box::new(inner.oldest.clone()));
         r.register_collector(Box::new(inner.resources.clone()));
@@ -291,6 +298,11 @@ impl Metrics {
     /// That many entries were given up: their receiver does not take them.
     pub fn entries_rejected(&self, count: u64) {
         self.0.entries_rejected.inc_by(count);
+    }
+
+    /// The corrections of drift by one controller, which appear at zero from now on.
+    pub fn drift_corrections(&self, controller: &'static str) -> Counter {
+        self.0.drift_corrections.get_or_create_owned(&label([("controller", controller)]))
     }
 
     /// `since` says from when on the oldest change waits that may be delivered, if one does.

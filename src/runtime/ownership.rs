@@ -4,11 +4,13 @@
 //! the label [`OWNER_UID`]; either proves. The annotation [`OWNER`] alone proves nothing. What is not ours is never changed
 //! and never deleted.
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 
 use super::Key;
+use crate::api::common::REQUESTED_AT;
 
 /// Label: UID of the resource that made the object.
 pub const OWNER_UID: &str = "quartermaster.dev/owner-uid";
@@ -23,6 +25,7 @@ pub struct Owner {
     namespace: String,
     reference: OwnerReference,
     fresh: bool,
+    requested: Option<String>,
 }
 
 /// What an object is to an [`Owner`].
@@ -56,7 +59,8 @@ impl Owner {
     pub fn of<K: Resource<DynamicType = ()>>(object: &K) -> Option<Self> {
         // Whoever deletes it in the foreground waits for what it has.
         let reference = OwnerReference { block_owner_deletion: Some(true), ..object.controller_owner_ref(&())? };
-        Some(Self { namespace: object.namespace()?, reference, fresh: false })
+        let requested = object.annotations().get(REQUESTED_AT).cloned();
+        Some(Self { namespace: object.namespace()?, reference, fresh: false, requested })
     }
 
     /// Says whether nothing was ever done for it. What it is to have is then made without a look at what is there.
@@ -68,6 +72,28 @@ impl Owner {
     /// Whether nothing was ever done for it.
     pub fn is_fresh(&self) -> bool {
         self.fresh
+    }
+
+    /// What a person last asked a reconcile with.
+    pub fn requested(&self) -> Option<&str> {
+        self.requested.as_deref()
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> &str {
+        &self.reference.kind
+    }
+
+    /// What an Event about it names.
+    pub fn object_ref(&self) -> ObjectReference {
+        ObjectReference {
+            api_version: Some(self.reference.api_version.clone()),
+            kind: Some(self.reference.kind.clone()),
+            namespace: Some(self.namespace.clone()),
+            name: Some(self.reference.name.clone()),
+            uid: Some(self.reference.uid.clone()),
+            ..ObjectReference::default()
+        }
     }
 
     /// `NAMESPACE/NAME`.

@@ -17,7 +17,7 @@ pub struct Seen<S> {
 }
 
 struct State<S> {
-    known: HashMap<Key, (Known<S>, Option<Fine>)>,
+    known: HashMap<Key, (Known<S>, Option<Confirmed>)>,
     /// Looked for, and not ours.
     absent: HashSet<Key>,
     /// Not listed yet.
@@ -49,7 +49,7 @@ pub struct Known<S> {
     pub version: u64,
     /// Whom it is news to.
     pub owner: Option<Key>,
-    /// Of what we say about it: it changes when somebody else takes a field of ours.
+    /// A digest of what may matter of it: with another one it is looked at again.
     pub print: u64,
     /// It is being deleted.
     pub going: bool,
@@ -57,10 +57,19 @@ pub struct Known<S> {
     pub report: S,
 }
 
-/// It was found to be as wanted.
-struct Fine {
-    /// Digest of how it was wanted.
-    digest: String,
+/// What was confirmed of a child: it matched its desired state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Match {
+    /// Digest of the desired state.
+    pub desired: String,
+    /// Digest of the values that it then had at the fields that the desired state sets.
+    pub values: u64,
+}
+
+struct Confirmed {
+    matched: Match,
+    /// The child's [`Known::print`] then.
+    print: u64,
     at: Instant,
 }
 
@@ -101,7 +110,13 @@ impl<S: Clone + PartialEq> Seen<S> {
         match self.state().known.get(key) {
             None => Look::Unknown,
             Some((known, _)) if known.going => Look::Going,
-            Some((known, Some(fine))) if fine.digest == digest && fine.at.elapsed() < self.trust => Look::Fine,
+            Some((known, Some(confirmed)))
+                if confirmed.matched.desired == digest
+                    && confirmed.print == known.print
+                    && confirmed.at.elapsed() < self.trust =>
+            {
+                Look::Fine
+            }
             Some(_) => Look::Other,
         }
     }
@@ -109,6 +124,13 @@ impl<S: Clone + PartialEq> Seen<S> {
     /// All that is known of a child.
     pub fn known(&self, key: &Key) -> Option<Known<S>> {
         self.state().known.get(key).map(|(known, _)| known.clone())
+    }
+
+    /// What was confirmed of the child of that UID, whatever has become of it since.
+    pub fn matched(&self, key: &Key, uid: &str) -> Option<Match> {
+        let state = self.state();
+        let (known, confirmed) = state.known.get(key)?;
+        confirmed.as_ref().filter(|_| known.uid == uid).map(|confirmed| confirmed.matched.clone())
     }
 
     /// Those of which this is known.
@@ -145,17 +167,24 @@ impl<S: Clone + PartialEq> Seen<S> {
         Asking { seen: self, key: key.clone() }
     }
 
-    /// We wrote or read it so, and it is as wanted: what is known of it is at least as new. One that the watch has shown to
+    /// We wrote or read it so, and it matches its desired state: what is known of it is at least as new. One that the watch has shown to
     /// be gone while it was asked for, or that a list meanwhile did not show, may be gone, which would never be said again:
     /// it is not kept, and `false` says that it is to be looked at once more.
-    pub fn wrote(&self, key: &Key, known: Known<S>, digest: String) -> bool {
+    pub fn wrote(&self, key: &Key, known: Known<S>, matched: Match) -> bool {
         let mut state = self.state();
         if state.asking.get(key).is_some_and(|asked| asked.missed || asked.gone.contains(&known.uid)) {
             return false;
         }
         state.absent.remove(key);
-        if state.known.get(key).is_none_or(|(newer, _)| newer.version <= known.version) {
-            state.known.insert(key.clone(), (known, Some(Fine { digest, at: Instant::now() })));
+        let confirmed = Confirmed { matched, print: known.print, at: Instant::now() };
+        match state.known.get_mut(key) {
+            // The watch was faster. What matters of it may be the same.
+            Some((newer, before)) if newer.version > known.version => {
+                if newer.uid == known.uid {
+                    *before = Some(confirmed);
+                }
+            }
+            _ => _ = state.known.insert(key.clone(), (known, Some(confirmed))),
         }
         true
     }
@@ -176,19 +205,19 @@ impl<S: Clone + PartialEq> Seen<S> {
         if state.known.get(&key).is_some_and(|(now, _)| now.uid != known.uid && now.version > known.version) {
             return None;
         }
-        let (mut fine, mut news) = (None, true);
+        let (mut confirmed, mut news) = (None, true);
         if let Some((before, found)) = state.known.get_mut(&key).filter(|(before, _)| before.uid == known.uid) {
             if known.version <= before.version {
                 return None;
             }
             let same = before.print == known.print && before.going == known.going;
             news = !same || before.report != known.report;
-            fine = found.take().filter(|_| same);
+            confirmed = found.take();
             // Who knew it is told of what becomes of it, whatever it now says of its owner.
             known.owner = before.owner.clone().or(known.owner);
         }
         let owner = known.owner.clone().filter(|_| news);
-        state.known.insert(key, (known, fine));
+        state.known.insert(key, (known, confirmed));
         owner
     }
 

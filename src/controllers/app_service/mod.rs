@@ -21,7 +21,7 @@ use crate::api::app_service::{AppServiceStatus, GROUP};
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::controllers::pod;
 use crate::runtime::cache::Touched;
-use crate::runtime::children::{Children, Trouble};
+use crate::runtime::children::{Children, Trouble, Writer};
 use crate::runtime::conditions::READY;
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
@@ -124,14 +124,17 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         let trigger = apps.trigger.clone();
         move |key: &Key| trigger.wake(key)
     };
+    let events = manager.events(NAME);
+    let corrected = manager.metrics.drift_corrections(NAME);
+    let writer = Writer { manager: MANAGER, events: events.clone(), corrected, advice: settle::ADVICE };
     let controller = Arc::new(AppServices {
         client: manager.client.clone(),
         apps: Owners::new(manager.client.clone(), apps.store.clone()),
-        deployments: Children::new(manager, MANAGER, Running::of, wake()),
-        services: Children::that_may_lose(manager, MANAGER, Served::of, settle::lost_a_port, wake()),
-        autoscalers: Children::new(manager, MANAGER, InactiveScaling::of, wake()),
-        ingresses: Children::new(manager, MANAGER, |_| (), wake()),
-        events: manager.events(NAME),
+        deployments: Children::new(manager, &writer, Running::of, wake()),
+        services: Children::that_may_lose(manager, &writer, Served::of, settle::lost_a_port, wake()),
+        autoscalers: Children::new(manager, &writer, InactiveScaling::of, wake()),
+        ingresses: Children::new(manager, &writer, |_| (), wake()),
+        events,
         written: Written::new(apps.trigger.clone()),
         told: Told::default(),
         scaling_grace: manager.config.timings.scaling_inactive_grace_period,
@@ -258,6 +261,10 @@ impl Reconciler for AppServices {
                 Err(words) => Some(Problem::SpecInvalid(words)),
             }
         };
+        if let Some(Problem::Paced(wait)) = problem {
+            // Nothing is known of it yet that could be told.
+            return Ok(Outcome::RequeueAfter(wait));
+        }
         let foreign = |it| matches!(&problem, Some(Problem::Conflict { parts, .. }) if parts.contains(&it));
         let rollout = self.deployments.report(&key, &key).filter(|_| !foreign(Part::Deployment));
         let rollout = rollout.map(|running| running.rollout);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ContainerPort, Service, ServicePort};
@@ -9,23 +10,27 @@ use kube::{Api, Resource};
 
 use super::standing::{Rollout, SUSPENDED};
 use super::validate::App;
-use super::{AppServices, Error, MANAGER, build};
+use super::{AppServices, Error, build};
 use crate::api::AppService;
 use crate::api::app_service::TCP;
 use crate::runtime::children::Trouble;
+use crate::runtime::drift::Advice;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome};
-use crate::runtime::{Key, apply, managed_fields};
+use crate::runtime::{Key, apply, drift};
 
 /// Reason of the Event of an autoscaler that went.
 pub const AUTOSCALING_OFF: &str = "AutoscalingOff";
-/// Reason of the Event of a Deployment that somebody else scales.
-pub const SCALED_BY_OTHERS: &str = "ScaledByOthers";
+/// What to do instead of changing a field of an object that an app has.
+pub const ADVICE: Advice = &[(
+    "spec.replicas",
+    "scale the AppService instead (spec.size, spec.autoscaling, kubectl scale, or a HorizontalPodAutoscaler whose \
+     scaleTargetRef is this AppService)",
+)];
 /// How many Pods run, in the form of `managedFields`.
 const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
 
-/// The ports of a Service, in that form. Whoever gives one of them another number leaves one beside it that has its name:
-/// both cannot stand, and so it is with a container's.
+/// The ports of a Service, in that form.
 const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
 
 /// What is kept of a Deployment.
@@ -35,8 +40,6 @@ pub struct Running {
     pub rollout: Rollout,
     /// Of one whose container has a port twice: its image and its ports, in order of their numbers.
     twins: Option<(String, Vec<i32>)>,
-    /// Who has scaled it since it was last written otherwise.
-    scaled_by: Option<String>,
 }
 
 /// What an app has.
@@ -76,6 +79,15 @@ pub enum Problem {
     Deleting(String),
     /// An object could not be read or written.
     Unwritten(Trouble),
+    /// Others keep changing an object.
+    Contested {
+        /// Who changes what, and what to do instead.
+        words: String,
+        /// When to look again.
+        again: Duration,
+    },
+    /// It is the turn of an object later, after so long.
+    Paced(Duration),
 }
 
 impl fmt::Display for Problem {
@@ -87,7 +99,9 @@ impl fmt::Display for Problem {
             | Self::NodePortTaken(words)
             | Self::Forbidden(words)
             | Self::Rejected(words)
-            | Self::Deleting(words) => f.write_str(words),
+            | Self::Deleting(words)
+            | Self::Contested { words, .. } => f.write_str(words),
+            Self::Paced(_) => f.write_str("waits for its turn to be applied"),
             Self::Unwritten(Trouble::Api { what, error: kube::Error::Api(said) }) => {
                 write!(f, "{what} could not be read or written: {}", said.message)
             }
@@ -107,7 +121,8 @@ impl Problem {
             Self::Forbidden(_) => "Forbidden",
             Self::Rejected(_) => "Rejected",
             Self::Deleting(_) => "Deleting",
-            Self::Unwritten(_) => "Unwritten",
+            Self::Unwritten(_) | Self::Paced(_) => "Unwritten",
+            Self::Contested { .. } => drift::CONTESTED,
         }
     }
 
@@ -121,6 +136,7 @@ impl Problem {
             Self::Conflict { .. } | Self::NodePortTaken(_) | Self::Forbidden(_) | Self::Deleting(_) => {
                 Ok(Outcome::Waiting)
             }
+            Self::Contested { again, .. } | Self::Paced(again) => Ok(Outcome::RequeueAfter(again)),
             Self::Rejected(words) => Err(Error::Rejected(words)),
             Self::Unwritten(trouble) => Err(trouble.into()),
         }
@@ -134,7 +150,8 @@ impl Problem {
                 parts.extend(others);
                 Self::Conflict { parts, words: format!("{words}; {more}") }
             }
-            (Self::Rejected(_), next) if !matches!(next, Self::Rejected(_)) => next,
+            (Self::Paced(one), Self::Paced(other)) => Self::Paced(one.min(other)),
+            (Self::Paced(_) | Self::Rejected(_), next) if !matches!(next, Self::Rejected(_)) => next,
             (first, _) => first,
         }
     }
@@ -145,6 +162,7 @@ impl Problem {
         match &trouble {
             Trouble::Conflict(_) => Self::Conflict { parts: vec![part], words },
             Trouble::Going(_) => Self::Deleting(words),
+            Trouble::Paced { wait, .. } => Self::Paced(*wait),
             Trouble::Refused { said, .. } if is_taken(said) => Self::NodePortTaken(words),
             Trouble::Refused { said, .. } if said.code == 403 || apply::is_denied(said) => Self::Forbidden(words),
             Trouble::Refused { .. } => Self::Rejected(words),
@@ -160,19 +178,6 @@ fn is_taken(said: &kube::core::Status) -> bool {
         || said.message.contains("failed to allocate a nodePort")
 }
 
-/// Whether the apiserver does not take it because of a port that stands there twice; of two equal ports on the nodes it says
-/// so with a 500.
-fn has_a_port_twice(trouble: &Trouble) -> bool {
-    match trouble {
-        Trouble::Refused { said, .. } => {
-            let mut causes = said.details.iter().flat_map(|details| &details.causes);
-            causes.any(|cause| cause.reason == "FieldValueDuplicate" && cause.field.contains("ports["))
-        }
-        Trouble::Api { error: kube::Error::Api(said), .. } => said.message.starts_with("duplicate nodePort"),
-        _ => false,
-    }
-}
-
 impl Running {
     /// What the Deployment says.
     pub fn of(deployment: &Deployment) -> Self {
@@ -182,9 +187,7 @@ impl Running {
         let twins = container
             .filter(|_| has_twins(ports))
             .map(|container| (container.image.clone().unwrap_or_default(), numbers(ports)));
-        let managed = deployment.metadata.managed_fields.as_deref().unwrap_or_default();
-        let scaled_by = managed_fields::who_took(managed, MANAGER, REPLICAS).map(str::to_owned);
-        Self { rollout: Rollout::of(deployment), twins, scaled_by }
+        Self { rollout: Rollout::of(deployment), twins }
     }
 }
 
@@ -229,7 +232,7 @@ impl AppServices {
         let apps = &self.apps;
         let service = async {
             match build::service(app) {
-                Some(service) => self.service(owner, key, service).await,
+                Some(service) => self.service(owner, service).await,
                 None => self.services.remove(owner, key, apps).await.map(drop),
             }
             .map_err(|trouble| (Part::Service, trouble))
@@ -252,7 +255,14 @@ impl AppServices {
             }
             problems.push(Problem::of(part, trouble));
         }
-        Ok(problems.into_iter().reduce(Problem::or))
+        Ok(problems.into_iter().reduce(Problem::or).or_else(|| self.contested(key)))
+    }
+
+    /// An object of the app that others keep changing.
+    fn contested(&self, key: &Key) -> Option<Problem> {
+        let contested = self.deployments.contested(key).or_else(|| self.services.contested(key));
+        let contested = contested.or_else(|| self.autoscalers.contested(key)).or_else(|| self.ingresses.contested(key));
+        contested.map(|(words, again)| Problem::Contested { words, again })
     }
 
     /// The Deployment, and whoever says how many Pods it has. An autoscaler comes after the Deployment has let go of that
@@ -267,27 +277,13 @@ impl AppServices {
                 let ran = running.as_ref().map_or(0, |running| running.rollout.wanted);
                 let note = format!("autoscaling is off: {ran} Pods were wanted, and spec.size is {}", app.size);
                 self.events.normal(object.object_ref(&()), "Scale", AUTOSCALING_OFF, note);
-            } else if let Some(by) = running.as_ref().and_then(|running| running.scaled_by.as_ref()) {
-                self.tell_who_scales(key, object, by);
             }
-            return self.deployment(owner, key, app, running.as_ref(), Some(app.size)).await.map_err(of_deployment);
+            return self.deployment(owner, app, running.as_ref(), Some(app.size)).await.map_err(of_deployment);
         };
         // A new one begins with what was written, within the bounds.
         let begins = running.is_none().then(|| build::within_bounds(&autoscaler, app.size));
-        self.deployment(owner, key, app, running.as_ref(), begins).await.map_err(of_deployment)?;
+        self.deployment(owner, app, running.as_ref(), begins).await.map_err(of_deployment)?;
         self.autoscalers.settle(owner, autoscaler, apps, &[]).await.map_err(of_autoscaler)
-    }
-
-    /// Somebody scales the Deployment itself, which is put right again: an autoscaler would go on for ever.
-    fn tell_who_scales(&self, key: &Key, object: &AppService, by: &str) {
-        let generation = object.metadata.generation.unwrap_or_default();
-        if self.told.is_news(key, generation, false, SCALED_BY_OTHERS) {
-            let note = format!(
-                "{by} scales Deployment {key}, and spec.size is put back: write spec.size or spec.autoscaling, or scale the \
-                 AppService (kubectl scale, or a HorizontalPodAutoscaler whose scaleTargetRef is this AppService)"
-            );
-            self.events.warning(object.object_ref(&()), "Scale", SCALED_BY_OTHERS, note);
-        }
     }
 
     /// What there is of the Deployment. One without our label is asked for only if that makes a difference.
@@ -308,12 +304,10 @@ impl AppServices {
     async fn deployment(
         &self,
         owner: &Owner,
-        key: &Key,
         app: &App<'_>,
         running: Option<&Running>,
         replicas: Option<i32>,
     ) -> Result<(), Trouble> {
-        let apps = &self.apps;
         let twins = running.and_then(|running| running.twins.as_ref());
         let wanted = numbers(&build::as_the_original_has_them(&app.ports));
         let ports = twins.is_none_or(|(image, ports)| *image != app.spec.image || *ports != wanted);
@@ -327,21 +321,12 @@ impl AppServices {
             left.push(&container_ports);
         }
         let deployment = build::deployment(app, replicas, ports);
-        match self.deployments.settle(owner, deployment.clone(), apps, &left).await {
-            Err(trouble)
-                if has_a_port_twice(&trouble)
-                    && self.deployments.reclaim(owner, key, apps, &container_ports).await? =>
-            {
-                self.deployments.settle(owner, deployment, apps, &left).await
-            }
-            settled => settled,
-        }
+        self.deployments.settle(owner, deployment, &self.apps, &left).await
     }
 
     /// The Service. A port on the nodes that is no longer given stays what it is, whatever else is changed of its port: the
     /// apiserver keeps it for the name alone.
-    async fn service(&self, owner: &Owner, key: &Key, service: Service) -> Result<(), Trouble> {
-        let apps = &self.apps;
+    async fn service(&self, owner: &Owner, service: Service) -> Result<(), Trouble> {
         let chosen: Vec<_> = ports(&service)
             .filter(|port| port.node_port.is_none())
             .map(|port| {
@@ -351,14 +336,7 @@ impl AppServices {
             .collect();
         let left: Vec<_> = chosen.iter().map(|port| [SERVICE_PORTS, &[port.as_str(), "f:nodePort"]].concat()).collect();
         let left: Vec<_> = left.iter().map(Vec::as_slice).collect();
-        match self.services.settle(owner, service.clone(), apps, &left).await {
-            Err(trouble)
-                if has_a_port_twice(&trouble) && self.services.reclaim(owner, key, apps, SERVICE_PORTS).await? =>
-            {
-                self.services.settle(owner, service, apps, &left).await
-            }
-            settled => settled,
-        }
+        self.services.settle(owner, service, &self.apps, &left).await
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt};
 use tokio::sync::Semaphore;
 
 use super::MANAGER;
@@ -12,13 +12,17 @@ use super::index::Index;
 use super::standing::Reason;
 use crate::api::ConfigMapSync;
 use crate::api::config_map_sync::ConfigMapSyncSpec;
+use crate::runtime::drift::{Advice, Correction, Drift};
 use crate::runtime::owners::{Owners, Unconfirmed};
 use crate::runtime::ownership::{Claim, Owner};
 use crate::runtime::seen::Look;
-use crate::runtime::{Key, apply};
+use crate::runtime::{Key, apply, fields, managed_fields};
 
 /// How often a copy that changes under the pass is looked at once more.
 const TRIES: usize = 3;
+
+/// What to do instead of changing a copy.
+pub const ADVICE: Advice = &[("", "change the source instead")];
 
 /// How much content is held for copies that are written at the same moment, in KiB. Each is held several times over: as it
 /// was read, as it is sent, as it is answered.
@@ -30,6 +34,7 @@ pub struct Copies {
     index: Arc<Index>,
     syncs: Owners<ConfigMapSync>,
     room: Semaphore,
+    drift: Drift,
 }
 
 /// Why a copy is not as its source.
@@ -80,8 +85,8 @@ impl From<kube::Error> for Trouble {
 
 impl Copies {
     /// None is written yet.
-    pub fn new(client: Client, index: Arc<Index>, syncs: Owners<ConfigMapSync>) -> Self {
-        Self { client, index, syncs, room: Semaphore::new(ROOM) }
+    pub fn new(client: Client, index: Arc<Index>, syncs: Owners<ConfigMapSync>, drift: Drift) -> Self {
+        Self { client, index, syncs, room: Semaphore::new(ROOM), drift }
     }
 
     fn api(&self, copy: &Key) -> Api<ConfigMap> {
@@ -149,7 +154,12 @@ impl Copies {
             };
             match written {
                 Ok(Some(written)) => {
+                    let before = self.index.copies.matched(key, &live.uid().unwrap_or_default());
                     self.index.right(key, &written, digest);
+                    // It was written so, and somebody has changed it since.
+                    if before.is_some_and(|before| before.desired == digest) {
+                        self.report_correction(owner, key, digest, &live, &written);
+                    }
                     return Ok(true);
                 }
                 Ok(None) => there = false,
@@ -158,6 +168,16 @@ impl Copies {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    fn report_correction(&self, owner: &Owner, key: &Key, digest: &str, before: &ConfigMap, after: &ConfigMap) {
+        // What was read from JSON can be written as such.
+        let values = |map| fields::all(&fields::content(&serde_json::to_value(map).unwrap_or_default()));
+        let changed = values(before).differences(&values(after));
+        let managed = before.metadata.managed_fields.as_deref().unwrap_or_default();
+        let manager = managed_fields::last_writer(managed, MANAGER, &changed);
+        let what = format!("ConfigMap {key}");
+        self.drift.corrected(owner, key, &Correction { what: &what, fields: &changed, manager, digest });
     }
 
     /// What is ours; also what was that of one of our name which is gone.
@@ -221,10 +241,13 @@ mod tests {
     use http::{Method, Request, Response};
     use kube::client::Body;
     use kube::runtime::{reflector, watcher};
+    use prometheus_client::metrics::counter::Counter;
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cli::Timings;
     use crate::runtime::Scope;
+    use crate::runtime::events::Events;
     use crate::runtime::reconciler::Trigger;
 
     /// Answers reads with `live`; gives what was asked for.
@@ -235,7 +258,9 @@ mod tests {
         let other = json!({ "metadata": { "namespace": "sync", "name": "o", "uid": "other" }, "spec": {} });
         shown.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(other).unwrap()));
         let client = Client::new(service, "n");
-        let copies = Copies::new(client.clone(), index, Owners::new(client, syncs));
+        let events = Events::new(client.clone(), "test", "qm-0").0;
+        let drift = Drift::new(&Timings::default(), events, Counter::default(), ADVICE);
+        let copies = Copies::new(client.clone(), index, Owners::new(client, syncs), drift);
         let sync = json!({ "metadata": { "namespace": "sync", "name": "s", "uid": "u" }, "spec": {} });
         let sync: ConfigMapSync = serde_json::from_value(sync).unwrap();
         let owner = Owner::of(&sync).unwrap();

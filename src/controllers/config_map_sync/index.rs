@@ -16,7 +16,7 @@ use super::plan::{Destinations, Plan};
 use crate::api::ConfigMapSync;
 use crate::runtime::ownership::{OWNER_UID, owner_of};
 use crate::runtime::reconciler::Trigger;
-use crate::runtime::seen::{Known, Seen};
+use crate::runtime::seen::{Known, Match, Seen};
 use crate::runtime::watch_hub::{Observer, ResourceName};
 use crate::runtime::{Key, Scope, version, watching};
 
@@ -190,7 +190,7 @@ impl Index {
         let uid = copy.labels().get(OWNER_UID).cloned().unwrap_or_default();
         let known = known(copy, uid);
         let owner = known.owner.clone();
-        if !self.copies.wrote(key, known, digest.to_owned()) {
+        if !self.copies.wrote(key, known, Match { desired: digest.to_owned(), values: 0 }) {
             self.wake(&owner);
         }
     }

@@ -19,6 +19,7 @@ use crate::api::config_map_sync::{FINALIZER, GROUP};
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::runtime::cache::Touched;
 use crate::runtime::conditions::{self, READY};
+use crate::runtime::drift::Drift;
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
 use crate::runtime::owners::{Owners, Unconfirmed};
@@ -164,13 +165,16 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         manager.look::<PartialObjectMeta<Namespace>>(everywhere, &newest, &index.wanted, &index);
     }
     let owners = Owners::new(manager.client.clone(), syncs.store.clone());
+    let events = manager.events(NAME);
+    let corrected = manager.metrics.drift_corrections(NAME);
+    let drift = Drift::new(&manager.config.timings, events.clone(), corrected, copies::ADVICE);
     let controller = Arc::new(ConfigMapSyncs {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
         protected: manager.config.protected_destinations,
-        copies: Copies::new(manager.client.clone(), Arc::clone(&index), owners),
+        copies: Copies::new(manager.client.clone(), Arc::clone(&index), owners, drift),
         index,
-        events: manager.events(NAME),
+        events,
         written: Written::new(syncs.trigger.clone()),
         unsaid: Mutex::default(),
     });

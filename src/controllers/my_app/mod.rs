@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Client, Resource};
+use prometheus_client::metrics::counter::Counter;
 use tokio::time::Instant;
 
 use self::seen::{Seen, Why};
@@ -20,7 +21,7 @@ use crate::api::my_app::GROUP;
 use crate::runtime::Key;
 use crate::runtime::backoff::{Backoffs, Policy};
 use crate::runtime::cache::Touched;
-use crate::runtime::children::{Children, Trouble};
+use crate::runtime::children::{Children, Trouble, Writer};
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
@@ -122,7 +123,10 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let trigger = apps.trigger.clone();
     let timings = &manager.config.timings;
     let (policy, resync) = (Policy { min: timings.retry_min, max: timings.retry_max }, timings.resync);
-    let pods = Children::new(manager, MANAGER, Seen::of, {
+    let events = manager.events(NAME);
+    // A Pod is never applied: there is no drift to count.
+    let writer = Writer { manager: MANAGER, events: events.clone(), corrected: Counter::default(), advice: &[] };
+    let pods = Children::new(manager, &writer, Seen::of, {
         let trigger = trigger.clone();
         move |owner| trigger.wake(owner)
     });
@@ -130,7 +134,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         client: manager.client.clone(),
         apps: Owners::new(manager.client.clone(), apps.store.clone()),
         pods,
-        events: manager.events(NAME),
+        events,
         written: Written::new(trigger.clone()),
         retries: Backoffs::new(policy),
         settled: policy.max,

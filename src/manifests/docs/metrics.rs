@@ -92,6 +92,7 @@ pub fn every_metric() -> String {
     metrics.notification_latency(Duration::ZERO);
     let _watch = metrics.watch("deployments", Purpose::Own);
     metrics.aws_request("DescribeTags", "OK");
+    metrics.drift_corrections("a");
     let ready = [Ready::True, Ready::False, Ready::Unknown];
     metrics.show_resources("a", move || Some(tally(ready.into_iter().map(|ready| (ready, "Reason")))));
     metrics.show_oldest_pending(|| Some(Timestamp::UNIX_EPOCH));

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::api::ContactPoint;
+use crate::cli::Timings;
 
 type Maps = Children<ConfigMap, ()>;
 
@@ -25,6 +26,7 @@ fn name() -> ResourceName {
 
 /// Of these the apiserver loses `data` now and then.
 fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
+    let events = Events::new(client.clone(), "test", "qm-0").0;
     let maps = Maps {
         client,
         manager: "quartermaster/test",
@@ -33,6 +35,8 @@ fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
         wake: Box::new(wake),
         wanted: Arc::default(),
         seen: Seen::new([None].into(), Duration::from_mins(30)),
+        drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
+        unconfirmed: Pacer::default(),
     };
     maps.seen.settled(None);
     maps

@@ -1,7 +1,11 @@
 //! Why a child is not as it is wanted.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use kube::core::Status;
 
+use crate::runtime::apply::is_immutable;
 use crate::runtime::owners::Unconfirmed;
 use crate::runtime::reconciler::{Class, Failure, is_replaced};
 
@@ -22,6 +26,14 @@ pub enum Trouble {
         /// The answer.
         said: Box<Status>,
     },
+    /// Many children are to be written of which nothing is known yet: it is the turn of this one later.
+    #[error("{what} waits for its turn to be applied")]
+    Paced {
+        /// The child.
+        what: String,
+        /// How long.
+        wait: Duration,
+    },
     /// Its owner may be gone.
     #[error(transparent)]
     Owner(#[from] Unconfirmed),
@@ -40,7 +52,7 @@ impl Failure for Trouble {
     fn class(&self) -> Class {
         match self {
             Self::Conflict(_) | Self::Refused { .. } => Class::Terminal,
-            Self::Going(_) => Class::Transient,
+            Self::Going(_) | Self::Paced { .. } => Class::Transient,
             Self::Owner(unconfirmed) => unconfirmed.class(),
             Self::Api { error, .. } => error.class(),
         }
@@ -48,6 +60,23 @@ impl Failure for Trouble {
 }
 
 impl Trouble {
+    /// The fields that the apiserver names where it refuses an object; those of lists without the number of the item. None if it
+    /// refuses it for something that no field can mend.
+    pub(super) fn fields(&self) -> Option<BTreeSet<String>> {
+        let said = match self {
+            Self::Refused { said, .. } if !is_immutable(said) => said,
+            // It finds this out before it looks at the fields.
+            Self::Api { error: kube::Error::Api(said), .. } if said.message.starts_with("duplicate nodePort") => {
+                return Some(["spec.ports[0].nodePort".into()].into());
+            }
+            _ => return None,
+        };
+        let causes = said.details.iter().flat_map(|details| &details.causes);
+        // Numbers are those of an object that was never stored.
+        let fields = causes.map(|cause| any_item(&cause.field)).filter(|field| !field.starts_with("metadata"));
+        Some(fields.collect())
+    }
+
     /// Of `what`, which was answered with `error`.
     pub(super) fn of(what: String, error: kube::Error) -> Self {
         match error {
@@ -67,4 +96,27 @@ impl Trouble {
 fn is_unreadable(said: &Status) -> bool {
     let begins = ["failed to convert new object", "failed to create typed patch object"];
     said.code == 500 && begins.iter().any(|words| said.message.starts_with(words))
+}
+
+/// The field with each number of an item replaced by 0.
+fn any_item(field: &str) -> String {
+    let mut parts = field.split('[');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |name, part| {
+        let (index, rest) = part.split_once(']').unwrap_or((part, ""));
+        let is_number = index.bytes().all(|byte| byte.is_ascii_digit());
+        format!("{name}[{}]{rest}", if is_number { "0" } else { index })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_an_item_is_not_looked_at_and_a_key_is() {
+        let field = "spec.template.spec.containers[2].resources.limits[cpu]";
+        assert_eq!(any_item(field), "spec.template.spec.containers[0].resources.limits[cpu]");
+        assert_eq!(any_item("spec.replicas"), "spec.replicas");
+    }
 }

@@ -5,6 +5,7 @@ use kube::core::ObjectMeta;
 use kube::{Resource, ResourceExt};
 
 use super::{ChildKind, Children, Report, Trouble, resource};
+use crate::runtime::fields::Projection;
 use crate::runtime::ownership::{Foreign, OWNER_UID, Owner};
 use crate::runtime::seen::Known;
 use crate::runtime::{Key, apply};
@@ -101,7 +102,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// We wrote or read it so: the watch, which may lag behind, has nothing older to say.
     fn noted(&self, key: &Key, object: &K) -> Child<S> {
         // Nobody compares it with a digest.
-        self.wrote(key, object, String::new());
+        self.wrote(key, object, String::new(), &Projection::default());
         self.as_it_is(key, object)
     }
 }

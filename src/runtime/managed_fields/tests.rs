@@ -51,40 +51,6 @@ fn whole() -> Value {
     })
 }
 
-#[rstest]
-#[case::all(&[], true)]
-#[case::a_label(&["f:metadata", "f:labels", "f:x"], false)]
-#[case::a_scalar(&["f:spec", "f:replicas"], false)]
-#[case::a_whole(&["f:spec", "f:selector"], false)]
-#[case::an_element(&["f:spec", "f:template", "f:spec", "f:containers", "k:{\"name\":\"a\"}"], false)]
-#[case::a_port(&["f:spec", "f:template", "f:spec", "f:containers", "k:{\"name\":\"a\"}", "f:ports", "k:{\"containerPort\":80,\"protocol\":\"TCP\"}"], false)]
-#[case::its_twin(&["f:spec", "f:template", "f:spec", "f:containers", "k:{\"name\":\"a\"}", "f:ports", "k:{\"containerPort\":80,\"protocol\":\"UDP\"}"], false)]
-fn whoever_lost_a_claim_does_not_hold_all(#[case] lost: &[&str], #[case] held: bool) {
-    let mut set = whole();
-    if !lost.is_empty() {
-        take(&mut set, lost).unwrap();
-    }
-    for operation in [APPLY, UPDATE] {
-        assert_eq!(holds(&[entry(US, operation, "", set.clone())], US, &desired()), held);
-    }
-    assert!(!holds(&[entry("other", APPLY, "", set.clone())], US, &desired()));
-    assert!(!holds(&[entry(US, UPDATE, "status", set)], US, &desired()));
-}
-
-/// The API's types leave out some of what is empty, and not all.
-#[test]
-fn what_is_empty_is_held_unless_somebody_else_says_it() {
-    let mut desired = desired();
-    desired["spec"]["replicas"] = json!(0);
-    let mut set = whole();
-    take(&mut set, &["f:spec", "f:replicas"]).unwrap();
-    let ours = entry(US, UPDATE, "", set.clone());
-    assert!(holds(std::slice::from_ref(&ours), US, &desired));
-    let scaled = entry("kubectl", UPDATE, "scale", json!({ "f:spec": { "f:replicas": {} } }));
-    assert!(!holds(&[ours, scaled], US, &desired));
-    assert!(!holds(&[entry(US, APPLY, "", set)], US, &desired));
-}
-
 #[test]
 fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
     let sidecar = json!({ "f:spec": { "f:template": { "f:spec": { "f:containers": { "k:{\"name\":\"side\"}": { ".": {}, "f:name": {} } } } } } });
@@ -129,7 +95,6 @@ fn what_a_writer_said_of_our_fields_is_handed_over_and_no_more() {
     assert_eq!(after[0].fields_v1, Some(FieldsV1(toleration)), "what we say nothing of stays theirs");
     assert_eq!(after[6].fields_v1, Some(FieldsV1(old)));
     assert!(!is_to_be_handed_over(&after, US, &[]));
-    assert!(holds(&after, US, &desired()));
 }
 
 #[test]
@@ -150,29 +115,134 @@ fn a_field_that_is_left_keeps_its_value_without_being_applied() {
     assert_eq!((back.len(), find(fields(&back[0]), replicas)), (1, Some(&json!({}))));
 }
 
+fn path(elements: &[&str]) -> Path {
+    elements.iter().map(|element| (*element).to_owned()).collect()
+}
+
+fn port(number: u16) -> String {
+    format!("k:{{\"port\":{number},\"protocol\":\"TCP\"}}")
+}
+
+fn ports(numbers: &[u16]) -> Value {
+    let items: Map<_, _> = numbers.iter().map(|number| (port(*number), json!({ ".": {}, "f:port": {} }))).collect();
+    json!({ "f:spec": { "f:ports": items } })
+}
+
+fn service() -> Value {
+    json!({ "apiVersion": "v1", "kind": "Service", "spec": { "type": "NodePort", "selector": { "app": "a" },
+        "ports": [{ "port": 80, "protocol": "TCP", "targetPort": 80 }] } })
+}
+
 #[test]
-fn what_others_put_beside_ours_is_taken() {
-    let path = &["f:spec", "f:ports"];
-    let port = |port: u16| json!({ "f:spec": { "f:ports": { format!("k:{{\"port\":{port},\"protocol\":\"TCP\"}}"): { ".": {}, "f:port": {} } } } });
-    let mut theirs = port(8080);
+fn fields_are_taken_from_every_manager_and_nothing_else() {
+    let mut theirs = ports(&[8080]);
     theirs["f:metadata"] = json!({ "f:labels": { "f:team": {} } });
-    let status = entry("controller", UPDATE, "status", port(1));
+    let status = entry("controller", UPDATE, "status", ports(&[1]));
     let managed = [
-        entry(US, APPLY, "", port(80)),
+        entry(US, APPLY, "", ports(&[80])),
         entry("somebody", UPDATE, "", theirs),
-        entry("another", UPDATE, "", port(8081)),
-        entry("flux", APPLY, "", port(8082)),
+        entry("flux", APPLY, "", ports(&[8080, 8081])),
         status.clone(),
     ];
-    let after = reclaimed(&managed, US, path).unwrap();
-    let mut all = port(80);
-    join(&mut all, port(8080));
-    join(&mut all, port(8081));
-    assert_eq!(fields(&after[0]), &all);
+    let paths = [path(&["f:spec", "f:ports", &port(8080)])].into();
+    let taken = taken(&managed, US, &paths).unwrap();
     let label = json!({ "f:metadata": { "f:labels": { "f:team": {} } } });
-    assert_eq!(after[1..], [entry("somebody", UPDATE, "", label), entry("flux", APPLY, "", port(8082)), status]);
-    assert_eq!(reclaimed(&after, US, path), None);
-    assert_eq!(reclaimed(&[entry("somebody", UPDATE, "", port(80))], US, path), None, "nothing is ours");
+    let after = [
+        entry(US, APPLY, "", ports(&[80, 8080])),
+        entry("somebody", UPDATE, "", label),
+        entry("flux", APPLY, "", ports(&[8081])),
+        status,
+    ];
+    assert_eq!(taken.entries, after);
+    assert_eq!((taken.fields, taken.managers), (paths.clone(), ["flux".into(), "somebody".into()].into()));
+    assert_eq!(super::taken(&taken.entries, US, &paths), None, "nobody else holds it any more");
+    assert_eq!(super::taken(&[entry("somebody", UPDATE, "", ports(&[8080]))], US, &paths), None, "nothing is ours");
+}
+
+const CONTAINER: [&str; 5] = ["f:spec", "f:template", "f:spec", "f:containers", "k:{\"name\":\"a\"}"];
+
+/// What others hold in our container, and beside it.
+fn in_container(fields: Value) -> Value {
+    let mut set = nested(&CONTAINER, fields);
+    let pod = set.pointer_mut("/f:spec/f:template/f:spec").unwrap();
+    pod["f:containers"]["k:{\"name\":\"side\"}"] = json!({ ".": {}, "f:name": {}, "f:image": {} });
+    pod["f:volumes"] = json!({ "k:{\"name\":\"v\"}": { ".": {}, "f:name": {} } });
+    pod["f:tolerations"] = json!({});
+    set
+}
+
+fn pod() -> Value {
+    json!({ "apiVersion": "apps/v1", "spec": { "template": { "spec": { "serviceAccountName": "s", "containers": [{
+        "name": "a", "image": "i",
+        "env": [{ "name": "A", "valueFrom": { "secretKeyRef": { "name": "s", "key": "k" } } }, { "name": "B", "value": "1" }],
+        "resources": { "requests": { "cpu": "1" } },
+        "livenessProbe": { "httpGet": { "port": 80 } },
+        "ports": [{ "containerPort": 80 }],
+    }] } } } })
+}
+
+/// As the apiserver names fields of two halves that exclude one another.
+#[rstest]
+#[case::the_other_half_of_an_item(
+    "containers[0].env[1].valueFrom",
+    json!({ "f:env": { "k:{\"name\":\"A\"}": { "f:value": {} }, "k:{\"name\":\"THEIRS\"}": { ".": {}, "f:name": {}, "f:value": {} } } }),
+    &["f:env", "k:{\"name\":\"A\"}", "f:value"]
+)]
+#[case::a_limit_below_our_request(
+    "containers[0].resources.requests",
+    json!({ "f:resources": { "f:limits": { "f:cpu": {} } }, "f:tty": {} }),
+    &["f:resources", "f:limits"]
+)]
+#[case::their_handler("containers[0].livenessProbe.tcpSocket", json!({ "f:livenessProbe": { "f:tcpSocket": { "f:port": {} }, "f:periodSeconds": {} } }), &["f:livenessProbe", "f:tcpSocket"])]
+#[case::our_handler("containers[0].livenessProbe.httpGet", json!({ "f:livenessProbe": { "f:tcpSocket": { "f:port": {} } } }), &["f:livenessProbe", "f:tcpSocket"])]
+#[case::an_item_of_theirs(
+    "containers[0].ports[1].name",
+    json!({ "f:ports": { "k:{\"containerPort\":8080,\"protocol\":\"TCP\"}": { ".": {}, "f:containerPort": {} } } }),
+    &["f:ports", "k:{\"containerPort\":8080,\"protocol\":\"TCP\"}"]
+)]
+#[case::a_sidecar_stays("containers[1].image", json!({}), &[])]
+#[case::a_volume_stays("volumes[0].name", json!({}), &[])]
+#[case::a_toleration_stays("serviceAccountName", json!({ "f:tty": {} }), &[])]
+#[case::an_item_that_is_theirs_alone("containers[0].env[1].name", json!({ "f:resources": { "f:limits": { "f:cpu": {} } } }), &[])]
+fn smallest_item_or_map_with_a_field_of_ours_is_found(
+    #[case] field: &str,
+    #[case] theirs: Value,
+    #[case] expected: &[&str],
+) {
+    let managed = [
+        entry(US, APPLY, "", in_container(json!({ ".": {}, "f:image": {} }))),
+        entry("kubectl-set", UPDATE, "", in_container(theirs)),
+    ];
+    let found = rivals(&managed, US, &pod(), &format!("spec.template.spec.{field}"));
+    let all: BTreeSet<_> = (!expected.is_empty()).then(|| path(&[&CONTAINER, expected].concat())).into_iter().collect();
+    assert_eq!(found, all);
+}
+
+#[rstest]
+#[case::an_item_of_theirs("spec.ports[1].name", ports(&[8080]), &["f:spec", "f:ports", "k:{\"port\":8080,\"protocol\":\"TCP\"}"])]
+#[case::their_own_field("spec.externalTrafficPolicy", json!({ "f:spec": { "f:externalTrafficPolicy": {}, "f:sessionAffinity": {} } }), &["f:spec", "f:externalTrafficPolicy"])]
+#[case::nobody_else("spec.ports[0].nodePort", json!({ "f:spec": { "f:sessionAffinity": {} } }), &[])]
+fn rivals_of_a_service_are_found(#[case] field: &str, #[case] theirs: Value, #[case] expected: &[&str]) {
+    let managed = [entry(US, APPLY, "", ports(&[80])), entry("somebody", UPDATE, "", theirs)];
+    let all: BTreeSet<_> = (!expected.is_empty()).then(|| path(expected)).into_iter().collect();
+    assert_eq!(rivals(&managed, US, &service(), field), all);
+}
+
+/// A port that is ours but for its number is ours; one that differs, or one too many, is somebody's own.
+#[rstest]
+#[case::another_number(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80, "nodePort": 30000 }]), &[8080])]
+#[case::another_target(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 8080 }]), &[])]
+#[case::beside_ours(json!([{ "port": 80, "protocol": "TCP", "targetPort": 80 }, { "port": 8080, "protocol": "TCP", "targetPort": 80 }]), &[])]
+#[case::two(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80 }, { "port": 8081, "protocol": "TCP", "targetPort": 80 }]), &[])]
+fn renumbered_port_is_told_from_somebody_s_own(#[case] live: Value, #[case] expected: &[u16]) {
+    let mut object = service();
+    object["spec"]["ports"] = live;
+    let managed = [
+        entry(US, UPDATE, "", json!({ "f:spec": { "f:ports": {} } })),
+        entry("somebody", UPDATE, "", ports(&[8080, 8081])),
+    ];
+    let expected: BTreeSet<_> = expected.iter().map(|number| path(&["f:spec", "f:ports", &port(*number)])).collect();
+    assert_eq!(renumbered(&managed, US, &object, &service()), expected);
 }
 
 /// By a write of its scale, an update, or an apply by force.
@@ -180,14 +250,24 @@ fn what_others_put_beside_ours_is_taken() {
 #[case::scaled(entry("hpa", "Update", "scale", json!({ "f:spec": { "f:replicas": {} } })), Some("hpa"))]
 #[case::updated(entry("kubectl-edit", "Update", "", json!({ "f:spec": { "f:replicas": {} } })), Some("kubectl-edit"))]
 #[case::applied(entry("argocd", "Apply", "", json!({ "f:spec": { "f:replicas": {} } })), Some("argocd"))]
-#[case::left_to_others(entry(US, "Update", "", json!({ "f:spec": { "f:replicas": {} } })), None)]
-#[case::something_else(entry("argocd", "Apply", "", json!({ "f:spec": { "f:paused": {} } })), None)]
-fn who_took_a_field_is_named(#[case] taker: ManagedFieldsEntry, #[case] named: Option<&str>) {
-    let path = ["f:spec", "f:replicas"];
-    let mut rest = whole();
-    take(&mut rest, &path);
-    let taken = [entry(US, "Apply", "", rest), taker.clone()];
-    assert_eq!(who_took(&taken, US, &path), named);
-    assert_eq!(who_took(&[entry(US, "Apply", "", whole()), taker.clone()], US, &path), None, "both say it");
-    assert_eq!(who_took(&[taker], US, &path), None, "it was never ours");
+#[case::the_status(entry("controller", "Update", "status", json!({ "f:spec": { "f:replicas": {} } })), None)]
+#[case::something_else(entry("argocd", "Apply", "", json!({ "f:metadata": { "f:labels": {} } })), None)]
+fn last_writer_of_a_field_is_named(#[case] taker: ManagedFieldsEntry, #[case] named: Option<&str>) {
+    let managed = [entry(US, "Apply", "", whole()), taker];
+    assert_eq!(last_writer(&managed, US, &[path(&["f:spec", "f:replicas"])]), named);
+}
+
+/// Whoever wrote beside a field that was removed after we wrote it, and nobody who wrote there before.
+#[test]
+fn last_writer_of_a_removed_field_wrote_beside_it_since() {
+    let at = |entry: ManagedFieldsEntry, time: &str| ManagedFieldsEntry {
+        time: Some(serde_json::from_value(json!(time)).unwrap()),
+        ..entry
+    };
+    let ours = at(entry(US, APPLY, "", ports(&[])), "2026-01-01T00:00:10Z");
+    let removed = [path(&["f:spec", "f:ports", &port(80)])];
+    for (time, named) in [("2026-01-01T00:00:20Z", Some("somebody")), ("2026-01-01T00:00:05Z", None)] {
+        let managed = [ours.clone(), at(entry("somebody", UPDATE, "", ports(&[8080])), time)];
+        assert_eq!(last_writer(&managed, US, &removed), named);
+    }
 }

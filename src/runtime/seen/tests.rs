@@ -16,11 +16,15 @@ fn child(version: u64, print: u64, report: u8) -> Known<u8> {
     Known { uid: "1".into(), version, owner: Some(key("owner")), print, going: false, report }
 }
 
+fn matched(desired: &str) -> Match {
+    Match { desired: desired.into(), values: 7 }
+}
+
 #[test]
 fn our_own_write_is_no_news_and_a_lost_field_is() {
     let seen = Seen::new([None].into(), TRUST);
     let web = key("web");
-    seen.wrote(&web, child(5, 0, 1), "d".into());
+    seen.wrote(&web, child(5, 0, 1), matched("d"));
     for version in [4, 5, 6] {
         assert_eq!(seen.shown(web.clone(), child(version, 0, 1)), None);
     }
@@ -30,6 +34,10 @@ fn our_own_write_is_no_news_and_a_lost_field_is() {
     assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(2)));
     assert_eq!(seen.shown(web.clone(), child(8, 1, 2)), Some(key("owner")));
     assert_eq!(seen.look(&web, "d"), Look::Other);
+    assert_eq!(seen.matched(&web, "1"), Some(matched("d")), "it is compared with what was confirmed");
+    assert_eq!(seen.matched(&web, "2"), None);
+    assert_eq!(seen.shown(web.clone(), child(9, 0, 2)), Some(key("owner")));
+    assert_eq!(seen.look(&web, "d"), Look::Fine, "it is as it was confirmed again");
     assert_eq!(seen.gone(&web, "2"), None, "another one of its name");
     assert_eq!(seen.gone(&web, "1"), Some(key("owner")));
     assert_eq!(seen.look(&web, "d"), Look::Unknown);
@@ -38,7 +46,7 @@ fn our_own_write_is_no_news_and_a_lost_field_is() {
 #[tokio::test(start_paused = true)]
 async fn what_was_found_is_looked_at_again_after_a_while() {
     let seen = Seen::new([None].into(), TRUST);
-    seen.wrote(&key("web"), child(5, 0, 1), "d".into());
+    seen.wrote(&key("web"), child(5, 0, 1), matched("d"));
     tokio::time::advance(TRUST / 2).await;
     assert_eq!((seen.look(&key("web"), "d"), report(&seen, &key("web"))), (Look::Fine, Some(1)));
     tokio::time::advance(TRUST).await;
@@ -50,15 +58,15 @@ async fn what_was_found_is_looked_at_again_after_a_while() {
 fn one_that_goes_while_it_is_asked_for_is_gone() {
     let seen = Seen::new([None].into(), TRUST);
     let web = key("web");
-    seen.wrote(&web, child(5, 0, 1), "d".into());
+    seen.wrote(&web, child(5, 0, 1), matched("d"));
     {
         let _asking = seen.asking(&web);
         let _another = seen.asking(&web);
         drop(seen.asking(&web));
         assert_eq!(seen.gone(&web, "1"), Some(key("owner")));
-        assert!(!seen.wrote(&web, child(6, 0, 1), "d".into()), "somebody is to look again");
+        assert!(!seen.wrote(&web, child(6, 0, 1), matched("d")), "somebody is to look again");
         assert_eq!(seen.look(&web, "d"), Look::Unknown);
-        seen.wrote(&web, Known { uid: "2".into(), ..child(7, 0, 1) }, "d".into());
+        seen.wrote(&web, Known { uid: "2".into(), ..child(7, 0, 1) }, matched("d"));
         assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)), "another one of its name");
     }
     assert!(seen.state().asking.is_empty());
@@ -72,11 +80,24 @@ fn one_that_a_list_does_not_show_while_it_is_asked_for_may_be_gone() {
     seen.listing(Some("shop"));
     seen.shown(other.clone(), child(4, 0, 1));
     seen.listed(Some("shop"));
-    assert!(!seen.wrote(&web, child(6, 0, 1), "d".into()));
-    assert!(seen.wrote(&other, child(6, 0, 1), "d".into()), "it was shown");
-    assert!(seen.wrote(&far, child(6, 0, 1), "d".into()), "it was not to be shown");
+    assert!(!seen.wrote(&web, child(6, 0, 1), matched("d")));
+    assert!(seen.wrote(&other, child(6, 0, 1), matched("d")), "it was shown");
+    assert!(seen.wrote(&far, child(6, 0, 1), matched("d")), "it was not to be shown");
     drop(asking);
-    assert!(seen.wrote(&web, child(6, 0, 1), "d".into()));
+    assert!(seen.wrote(&web, child(6, 0, 1), matched("d")));
+}
+
+/// What the watch shows before the answer is there need not be asked for if what matters of it is the same.
+#[test]
+fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
+    let seen = Seen::new([None].into(), TRUST);
+    let web = key("web");
+    seen.shown(web.clone(), child(6, 3, 2));
+    assert!(seen.wrote(&web, child(5, 3, 1), matched("d")));
+    assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(2)));
+    seen.shown(web.clone(), child(8, 4, 2));
+    assert!(seen.wrote(&web, child(7, 3, 1), matched("d")));
+    assert_eq!(seen.look(&web, "d"), Look::Other, "it has changed since");
 }
 
 /// It would be absent for ever, although it is there.
@@ -104,7 +125,7 @@ fn an_answer_about_the_one_before_takes_nothing_from_the_one_that_a_list_has_sho
     seen.listing(None);
     assert_eq!(seen.shown(web.clone(), Known { uid: "2".into(), ..child(9, 0, 2) }), Some(key("owner")));
     assert_eq!(seen.listed(None), []);
-    assert!(seen.wrote(&web, child(5, 0, 1), "d".into()), "its owner has been woken");
+    assert!(seen.wrote(&web, child(5, 0, 1), matched("d")), "its owner has been woken");
     assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Other, Some(2)));
 }
 
@@ -112,7 +133,7 @@ fn an_answer_about_the_one_before_takes_nothing_from_the_one_that_a_list_has_sho
 fn what_is_said_late_of_the_one_before_is_no_news() {
     let seen = Seen::new([None].into(), TRUST);
     let web = key("web");
-    seen.wrote(&web, Known { uid: "2".into(), ..child(9, 0, 1) }, "d".into());
+    seen.wrote(&web, Known { uid: "2".into(), ..child(9, 0, 1) }, matched("d"));
     assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(8, 0, 1) }), None);
     assert_eq!(seen.gone(&web, "1"), None);
     assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(1)));
@@ -122,7 +143,7 @@ fn what_is_said_late_of_the_one_before_is_no_news() {
 fn one_that_is_made_again_or_goes_is_news() {
     let seen = Seen::new([None].into(), TRUST);
     let web = key("web");
-    seen.wrote(&web, child(5, 0, 1), "d".into());
+    seen.wrote(&web, child(5, 0, 1), matched("d"));
     assert_eq!(seen.shown(web.clone(), Known { going: true, ..child(6, 0, 1) }), Some(key("owner")));
     assert_eq!(seen.look(&web, "d"), Look::Going);
     assert_eq!(seen.shown(web.clone(), Known { uid: "2".into(), ..child(7, 0, 1) }), Some(key("owner")));

@@ -34,7 +34,7 @@ fn spec() -> Value {
 }
 
 /// What we say of an object: its spec, and its marks.
-fn said<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Value {
+pub(super) fn said<K: Resource<DynamicType = ()> + Serialize>(object: &K) -> Value {
     let mut metadata = object.meta().clone();
     metadata.managed_fields = None;
     metadata.resource_version = None;
@@ -73,22 +73,23 @@ where
     }
 }
 
-fn replace(path: &str, value: impl Into<Value>) -> Value {
+pub(super) fn replace(path: &str, value: impl Into<Value>) -> Value {
     json!({ "op": "replace", "path": path, "value": value.into() })
 }
 
-fn add(path: &str, value: impl Into<Value>) -> Value {
+pub(super) fn add(path: &str, value: impl Into<Value>) -> Value {
     json!({ "op": "add", "path": path, "value": value.into() })
 }
 
-fn remove(path: &str) -> Value {
+pub(super) fn remove(path: &str) -> Value {
     json!({ "op": "remove", "path": path })
 }
 
 #[tokio::test]
 async fn every_field_that_we_set() {
     let bed = Bed::shared("drift").await;
-    let _operator = Operator::start(&bed, Settings::default()).await;
+    // However many corrections, none is held back.
+    let _operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     app(&bed, "web", spec()).await;
     ready(&bed, "web").await;
     // Once the number of Pods is let go of, after the first pass.
@@ -272,9 +273,10 @@ async fn who_scales_the_deployment_is_named() {
             let back = |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(0);
             bed.until(name, "has its size again", back).await;
         }
-        let words = bed.event(name, "ScaledByOthers").await;
-        let expected = format!("{manager} scales Deployment ");
+        let words = bed.event(name, "DriftCorrected").await;
+        let expected =
+            format!("corrected spec.replicas of Deployment {}/{name}, changed by {manager}: ", bed.namespace);
         assert!(words.starts_with(&expected) && words.contains("scaleTargetRef"), "{words}");
-        assert_eq!(bed.events(name, "ScaledByOthers").await.len(), 1);
+        assert_eq!(bed.events(name, "DriftCorrected").await.len(), 1);
     }
 }

@@ -13,6 +13,7 @@ use testbed::wait::until;
 use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
 
 mod changes;
+mod corrections;
 mod cost;
 mod drift;
 mod foreign;

@@ -50,6 +50,33 @@ async fn a_source_that_is_made_edited_and_deleted() {
 }
 
 #[tokio::test]
+async fn correction_of_a_copy_is_told_once_an_episode() {
+    let shop = Shop::shared("told").await;
+    let far = shop.open("far", json!({})).await;
+    let operator = shop.operator(&["far"]).await;
+    let here = shop.bed.namespace.clone();
+    let data = json!({ "a": "1" });
+    shop.map(&here, "settings", json!({ "data": data })).await;
+    shop.sync("s", json!({ "destinationNamespace": far })).await;
+    shop.copied(&far, "settings", data.clone()).await;
+    shop.reads("s", "Synced").await;
+    for value in ["edited", "edited again"] {
+        shop.edit(&far, "settings", json!({ "data": { "a": value } })).await;
+        shop.copied(&far, "settings", data.clone()).await;
+    }
+    let words = shop.bed.event("s", "DriftCorrected").await;
+    let expected = format!("corrected data.a of ConfigMap {far}/settings, changed by ");
+    assert!(words.starts_with(&expected) && words.ends_with(": change the source instead"), "{words}");
+    // A change of the source is none.
+    shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.copied(&far, "settings", json!({ "a": "2" })).await;
+    shop.reads("s", "Synced").await;
+    assert_eq!(shop.bed.events("s", "DriftCorrected").await.len(), 1);
+    let metrics = operator.metrics().await;
+    assert!(metrics.contains("quartermaster_drift_corrections_total{controller=\"configmapsync\"} 2"), "{metrics}");
+}
+
+#[tokio::test]
 async fn an_edited_copy_is_put_right() {
     let shop = Shop::shared("drift").await;
     let far = shop.open("far", json!({})).await;

@@ -84,6 +84,9 @@ fn the_times_that_the_pages_name() {
         metrics_connection: seconds(60),
         metrics_patience: seconds(10),
         resync: seconds(1800),
+        drift_window: seconds(600),
+        drift_backoff_min: seconds(15),
+        drift_backoff_max: seconds(300),
         api_timeout: seconds(30),
     };
     assert_eq!(named, Timings::default());

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quartermaster::api::contact_point::Tested;
@@ -187,6 +188,8 @@ fn problems() -> Vec<&'static str> {
         Problem::Rejected(words()),
         Problem::Deleting(words()),
         Problem::Unwritten(Trouble::Going(words())),
+        Problem::Contested { words: words(), again: Duration::ZERO },
+        Problem::Paced(Duration::ZERO),
     ];
     let reason = |problem: &Problem| match problem {
         Problem::Suspended
@@ -196,7 +199,9 @@ fn problems() -> Vec<&'static str> {
         | Problem::Forbidden(_)
         | Problem::Rejected(_)
         | Problem::Deleting(_)
-        | Problem::Unwritten(_) => problem.reason(),
+        | Problem::Unwritten(_)
+        | Problem::Contested { .. }
+        | Problem::Paced(_) => problem.reason(),
     };
     all.iter().map(reason).collect()
 }

@@ -1,0 +1,178 @@
+//! What is said of drift that the operator corrects, and how often it does so.
+//!
+//! Corrections of one child that follow one another are an episode. It is told once for each field and manager. From the third
+//! correction within a while on the child is contested: its owner says so, and corrections back off until they are not needed
+//! any more.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use tokio::time::Instant;
+use tracing::info;
+
+use super::Key;
+use super::backoff::{Policy, Series};
+use super::events::Events;
+use super::fields::{self, Path};
+use super::ownership::Owner;
+use crate::cli::Timings;
+
+/// Reason of the Event of a correction.
+pub const CORRECTED: &str = "DriftCorrected";
+/// Reason of an owner whose child others keep changing.
+pub const CONTESTED: &str = "DriftContested";
+/// From how many corrections on a child is contested.
+const REPEATED: usize = 3;
+/// How many Events one episode may have.
+const MAX_TOLD: usize = 8;
+
+/// The corrections of one kind of children of one controller.
+pub struct Drift {
+    events: Events,
+    corrected: Counter,
+    advice: Advice,
+    window: Duration,
+    backoff: Policy,
+    episodes: Mutex<HashMap<Key, Episode>>,
+}
+
+/// What to do instead of changing a field of a child, by the field's name; the empty name is any field.
+pub type Advice = &'static [(&'static str, &'static str)];
+
+/// A correction.
+pub struct Correction<'a> {
+    /// The child, such as `Deployment shop/web`.
+    pub what: &'a str,
+    /// The fields that were changed.
+    pub fields: &'a [Path],
+    /// Who changed them, as far as that is known.
+    pub manager: Option<&'a str>,
+    /// Digest of the child's desired state.
+    pub digest: &'a str,
+}
+
+struct Episode {
+    /// What was desired, and what the owner asked for: with another one the episode is over.
+    desired: (String, Option<String>),
+    /// The latest corrections.
+    at: VecDeque<Instant>,
+    told: BTreeSet<String>,
+    contest: Option<Contest>,
+}
+
+struct Contest {
+    message: String,
+    delays: Series,
+    /// The next correction comes no earlier.
+    next: Instant,
+}
+
+impl Drift {
+    /// None yet. They are told by `events` and counted by `corrected`.
+    pub fn new(timings: &Timings, events: Events, corrected: Counter, advice: Advice) -> Self {
+        Self {
+            events,
+            corrected,
+            advice,
+            window: timings.drift_window,
+            backoff: Policy { min: timings.drift_backoff_min, max: timings.drift_backoff_max },
+            episodes: Mutex::default(),
+        }
+    }
+
+    fn episodes(&self) -> MutexGuard<'_, HashMap<Key, Episode>> {
+        self.episodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a correction of the child has to wait. Another desired state, or a request of the owner's author, does not.
+    pub fn is_held_back(&self, owner: &Owner, child: &Key, digest: &str) -> bool {
+        let mut episodes = self.episodes();
+        let Some(episode) = episodes.get(child) else { return false };
+        if !episode.is_of(owner, digest) {
+            episodes.remove(child);
+            return false;
+        }
+        episode.contest.as_ref().is_some_and(|contest| contest.next > Instant::now())
+    }
+
+    /// A child was corrected.
+    pub fn corrected(&self, owner: &Owner, child: &Key, correction: &Correction<'_>) {
+        let Correction { what, fields, manager, digest } = correction;
+        let (fields, by) = (fields::in_words(fields), manager.unwrap_or("another client"));
+        info!(child = what, fields, manager, "corrected drift");
+        self.corrected.inc();
+        let kind = owner.kind();
+        let advice = self
+            .advice
+            .iter()
+            .find(|(field, _)| field.is_empty() || fields.split([',', ' ']).any(|name| name == *field));
+        let advice = advice.map_or_else(|| format!("change the {kind} instead"), |(_, advice)| (*advice).to_owned());
+
+        let now = Instant::now();
+        let mut episodes = self.episodes();
+        // One that is over, and whatever is left of others.
+        let kept = self.window.max(self.backoff.max * 2);
+        episodes.retain(|key, episode| {
+            let is_this = key == child;
+            let kept = if is_this && episode.contest.is_none() { self.window } else { kept };
+            (!is_this || episode.is_of(owner, digest))
+                && episode.at.back().is_some_and(|at| now.duration_since(*at) <= kept)
+        });
+        let episode = episodes.entry(child.clone()).or_insert_with(|| Episode::of(owner, digest));
+        episode.at.push_back(now);
+        episode.at.retain(|at| now.duration_since(*at) <= self.window);
+        while episode.at.len() > REPEATED {
+            episode.at.pop_front();
+        }
+        if episode.at.len() == REPEATED || episode.contest.is_some() {
+            let mut delays = episode.contest.take().map_or_else(|| self.backoff.series(), |contest| contest.delays);
+            let next = now + delays.next_delay();
+            let message =
+                format!("{by} keeps changing {fields} of {what}, which is corrected less and less often: {advice}");
+            episode.contest = Some(Contest { message, delays, next });
+        }
+        let is_news = episode.told.len() < MAX_TOLD && episode.told.insert(format!("{by} {fields}"));
+        drop(episodes);
+        if is_news {
+            let note = format!("corrected {fields} of {what}, changed by {by}: {advice}");
+            self.events.warning(owner.object_ref(), "Correct", CORRECTED, note);
+        }
+    }
+
+    /// What is to be said of a child that others keep changing, and when to look at it again. The child has just been found
+    /// to be as desired, or its correction has to wait: it is over once corrections have stopped.
+    pub fn contested(&self, child: &Key) -> Option<(String, Duration)> {
+        let now = Instant::now();
+        let mut episodes = self.episodes();
+        let episode = episodes.get(child)?;
+        let contest = episode.contest.as_ref()?;
+        let over = *episode.at.back()? + self.backoff.max;
+        let again = if contest.next > now { contest.next } else { over };
+        if again <= now {
+            episodes.remove(child);
+            return None;
+        }
+        Some((contest.message.clone(), again - now))
+    }
+
+    /// The child is not wanted any more.
+    pub fn forget(&self, child: &Key) {
+        self.episodes().remove(child);
+    }
+}
+
+impl Episode {
+    fn of(owner: &Owner, digest: &str) -> Self {
+        let desired = (digest.to_owned(), owner.requested().map(str::to_owned));
+        Self { desired, at: VecDeque::new(), told: BTreeSet::new(), contest: None }
+    }
+
+    fn is_of(&self, owner: &Owner, digest: &str) -> bool {
+        self.desired.0 == digest && self.desired.1.as_deref() == owner.requested()
+    }
+}
+
+#[cfg(test)]
+mod tests;

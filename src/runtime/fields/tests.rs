@@ -1,0 +1,140 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::FieldsV1;
+use rstest::rstest;
+
+use super::*;
+
+const US: &str = "quartermaster/test";
+
+fn entry(manager: &str, set: Value) -> ManagedFieldsEntry {
+    ManagedFieldsEntry {
+        manager: Some(manager.into()),
+        fields_v1: Some(FieldsV1(set)),
+        ..ManagedFieldsEntry::default()
+    }
+}
+
+fn desired() -> Value {
+    json!({ "metadata": { "labels": { "app": "a" } }, "spec": {
+        "replicas": 0, "paused": false, "selector": { "app": "a" }, "command": ["sh", "-c"], "secrets": null,
+        "resources": { "limits": { "cpu": "0.5" } },
+        "ports": [{ "port": 80, "targetPort": 80 }, { "port": 53, "protocol": "UDP" }],
+    } })
+}
+
+/// As the apiserver stores it.
+fn live() -> Value {
+    json!({ "metadata": { "labels": { "app": "a" } }, "spec": {
+        "replicas": 0, "selector": { "app": "a" }, "command": ["sh", "-c"], "strategy": "default",
+        "resources": { "limits": { "cpu": "500m" } },
+        "ports": [
+            { "port": 80, "protocol": "TCP", "targetPort": 80, "nodePort": 30000 },
+            { "port": 53, "protocol": "UDP", "nodePort": 30001 },
+        ],
+    } })
+}
+
+fn ours() -> ManagedFieldsEntry {
+    entry(
+        US,
+        json!({ "f:metadata": { "f:labels": { "f:app": {} } }, "f:spec": {
+        "f:replicas": {}, "f:selector": {}, "f:command": {}, "f:resources": { "f:limits": { "f:cpu": {} } },
+        "f:ports": {
+            "k:{\"port\":80,\"protocol\":\"TCP\"}": { ".": {}, "f:port": {}, "f:targetPort": {} },
+            "k:{\"port\":53,\"protocol\":\"UDP\"}": { ".": {}, "f:port": {}, "f:protocol": {} },
+        },
+    } }),
+    )
+}
+
+/// Whether the change is drift: of what was confirmed in this process, and of what a new one finds.
+#[rstest]
+#[case::nothing(|_: &mut Value| {}, None)]
+#[case::a_field_of_others(|it: &mut Value| it["spec"]["strategy"] = json!("other"), None)]
+#[case::a_label_of_others(|it: &mut Value| it["metadata"]["labels"]["team"] = json!("x"), None)]
+#[case::a_default_inside_an_item(|it: &mut Value| it["spec"]["ports"][0]["nodePort"] = json!(30002), None)]
+#[case::an_item_of_others(|it: &mut Value| it["spec"]["ports"].as_array_mut().unwrap().insert(0, json!({ "port": 81, "protocol": "TCP" })), None)]
+#[case::another_order(|it: &mut Value| it["spec"]["ports"].as_array_mut().unwrap().reverse(), None)]
+#[case::a_scalar(|it: &mut Value| it["spec"]["replicas"] = json!(3), Some("spec.replicas"))]
+#[case::what_was_empty(|it: &mut Value| it["spec"]["paused"] = json!(true), Some("spec.paused"))]
+#[case::a_quantity(|it: &mut Value| it["spec"]["resources"]["limits"]["cpu"] = json!("501m"), Some("spec.resources.limits.cpu"))]
+#[case::the_only_key(|it: &mut Value| it["spec"]["resources"]["limits"] = json!({ "memory": "1" }), Some("spec.resources.limits.cpu"))]
+#[case::all_labels(|it: &mut Value| it["metadata"] = json!({}), Some("metadata.labels"))]
+#[case::an_atomic_list(|it: &mut Value| it["spec"]["command"] = json!(["sh"]), Some("spec.command"))]
+#[case::one_more_in_an_atomic_list(|it: &mut Value| it["spec"]["command"] = json!(["sh", "-c", "x"]), Some("spec.command"))]
+#[case::a_key_of_an_item(|it: &mut Value| it["spec"]["ports"][0]["port"] = json!(8080), Some("spec.ports[port=80,protocol=TCP]"))]
+#[case::a_field_of_an_item(|it: &mut Value| it["spec"]["ports"][0]["targetPort"] = json!(8080), Some("spec.ports[port=80,protocol=TCP].targetPort"))]
+#[case::an_item_less(|it: &mut Value| _ = it["spec"]["ports"].as_array_mut().unwrap().remove(1), Some("spec.ports[port=53,protocol=UDP]"))]
+fn drift_is_a_difference_of_the_desired_fields(#[case] change: fn(&mut Value), #[case] drift: Option<&str>) {
+    let mut changed = live();
+    change(&mut changed);
+    let managed = [ours()];
+    let (before, after) = (project(&live(), &desired(), &managed), project(&changed, &desired(), &managed));
+    assert_eq!(before.digest() != after.digest(), drift.is_some());
+    assert_eq!(in_words(&after.differences(&before)), drift.unwrap_or_default());
+    assert_eq!(matches(&changed, &desired(), &managed, US), drift.is_none());
+}
+
+/// An entry of which others took all that was inside is no claim on the whole.
+#[test]
+fn list_whose_items_were_taken_is_still_told_apart_by_key() {
+    let mut emptied = ours().fields_v1.unwrap().0;
+    emptied["f:spec"]["f:ports"] = json!({});
+    let theirs = json!({ "f:spec": { "f:ports": { "k:{\"port\":8080,\"protocol\":\"TCP\"}": { "f:port": {} } } } });
+    let mut changed = live();
+    changed["spec"]["ports"] = json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80 }]);
+    let managed = [entry(US, emptied), entry("kubectl-edit", theirs)];
+    assert!(!matches(&changed, &desired(), &managed, US));
+    let differences = project(&changed, &desired(), &managed).differences(&project(&live(), &desired(), &[ours()]));
+    assert_eq!(in_words(&differences), "spec.ports[port=53,protocol=UDP] and spec.ports[port=80,protocol=TCP]");
+}
+
+/// One field as a whole may hold what the apiserver filled in, and nothing that others did.
+#[test]
+fn more_inside_one_field_is_a_default_unless_others_wrote_it() {
+    let mut filled = live();
+    filled["spec"]["selector"]["version"] = json!("1");
+    assert!(matches(&filled, &desired(), &[ours()], US));
+    let theirs = entry("somebody", json!({ "f:spec": { "f:selector": {} } }));
+    assert!(!matches(&filled, &desired(), &[ours(), theirs], US));
+    let before = project(&live(), &desired(), &[ours()]);
+    assert_ne!(project(&filled, &desired(), &[ours()]).digest(), before.digest());
+}
+
+#[test]
+fn object_without_managers_is_compared_item_by_item() {
+    let (desired, bare) = (desired(), project(&live(), &desired(), &[]));
+    assert!(matches(&live(), &desired, &[], US));
+    let mut more = live();
+    more["spec"]["ports"].as_array_mut().unwrap().push(json!({ "port": 81 }));
+    assert_ne!(project(&more, &desired, &[]), bare);
+}
+
+#[rstest]
+#[case("0.5", "500m", true)]
+#[case("1000m", "1", true)]
+#[case("1024Mi", "1Gi", true)]
+#[case("1e3", "1k", true)]
+#[case("0.5Gi", "512Mi", true)]
+#[case("-1", "-1000m", true)]
+#[case("1", "1.1", false)]
+#[case("1Ki", "1k", false)]
+#[case("1E", "1e", false)]
+#[case("one", "one more", false)]
+#[case("1e99999999999", "1", false)]
+fn quantities_are_compared_by_their_value(#[case] one: &str, #[case] other: &str, #[case] equal: bool) {
+    let path = ["f:limits".to_owned(), "f:cpu".into()].to_vec();
+    assert_eq!(same(&path, &json!(one), &json!(other)), equal);
+    let elsewhere = ["f:env".to_owned(), "f:value".into()].to_vec();
+    assert!(!same(&elsewhere, &json!(one), &json!(other)), "only where the API has quantities");
+}
+
+#[test]
+fn many_fields_are_named_by_the_first() {
+    let paths: Vec<_> = (0..7).map(|number| vec!["f:spec".to_owned(), format!("f:a{number}")]).collect();
+    assert_eq!(in_words(&paths), "spec.a0, spec.a1, spec.a2, spec.a3, spec.a4 and 2 more");
+    assert_eq!(in_words(&paths[..1]), "spec.a0");
+    let label = ["f:metadata", "f:labels", "f:app.kubernetes.io/name"].map(str::to_owned).to_vec();
+    assert_eq!(in_words(&[label]), "metadata.labels[app.kubernetes.io/name]");
+}

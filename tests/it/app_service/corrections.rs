@@ -1,0 +1,407 @@
+//! What the operator corrects, what it says of that, and what it takes from other managers for it.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Service;
+use kube::api::{Patch, PatchParams};
+use kube::{Resource, ResourceExt};
+use quartermaster::api::AppService;
+use rstest::rstest;
+use serde_json::{Value, json};
+use testbed::Options;
+use testbed::control_plane::audit::Mark;
+use testbed::wait::until;
+
+use super::drift::{add, remove, replace, said};
+use super::{app, deployment, looked_at, not_ready, ready, respec, service, standing, writes};
+use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
+
+const CONTAINER: &str = "/spec/template/spec/containers/0";
+
+/// Changes an object as `manager`, with JSON patches in one request.
+async fn edit<K>(bed: &Bed, manager: &str, patches: Vec<Value>) -> K
+where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned,
+{
+    let by = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+    let operations = serde_json::from_value(json!(patches)).unwrap();
+    bed.api().patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap()
+}
+
+async fn scale(bed: &Bed, manager: &str, replicas: i32) {
+    let by = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+    let scale = json!({ "spec": { "replicas": replicas } });
+    bed.api::<Deployment>().patch_scale("web", &by, &Patch::Merge(scale)).await.unwrap();
+}
+
+/// Waits until both children say what they said before.
+async fn restored(bed: &Bed, before: &(Value, Value)) {
+    let mut last = json!(null);
+    let right = until("both children are as they were", SOON, async || {
+        let now = (said(&deployment(bed, "web").await), said(&service(bed, "web").await));
+        last = json!(now);
+        Ok((now == *before).then_some(()))
+    });
+    if let Err(error) = right.await {
+        let app: AppService = bed.api().get("web").await.unwrap();
+        panic!("{error:#}\n{:#}\n{last:#}\n{:#?}", json!(before), standing(&app));
+    }
+}
+
+async fn both(bed: &Bed) -> (Value, Value) {
+    (said(&deployment(bed, "web").await), said(&service(bed, "web").await))
+}
+
+/// The operator's requests about a resource of the test's namespace since then, with these verbs.
+async fn asked(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize {
+    let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let requests = bed.plane.audit().requests(since).await.unwrap().into_iter().map(|request| request.subject);
+    requests
+        .filter(|it| it.user == operator && it.namespace == bed.namespace && it.name == "web")
+        .filter(|it| it.resource == resource && verbs.contains(&it.verb.as_str()))
+        .count()
+}
+
+/// Nothing was applied to the children since they were made: the only key of a map or list is changed.
+#[rstest]
+#[case::a_service_port("services", vec![replace("/spec/ports/0/port", 8080)], "spec.ports[port=80,protocol=TCP]")]
+#[case::a_limit(
+    "deployments",
+    vec![replace("/spec/template/spec/containers/0/resources/limits/memory", "16Mi")],
+    "spec.template.spec.containers[name=web].resources.limits.memory"
+)]
+#[case::a_container_port(
+    "deployments",
+    vec![replace("/spec/template/spec/containers/0/ports/0/containerPort", 8080)],
+    "spec.template.spec.containers[name=web].ports[containerPort=80,protocol=TCP]"
+)]
+#[case::the_number_of_pods("deployments", vec![replace("/spec/replicas", 3)], "spec.replicas")]
+#[tokio::test]
+async fn fresh_child_is_restored_after_its_only_key_was_changed(
+    #[case] resource: &str,
+    #[case] harm: Vec<Value>,
+    #[case] field: &str,
+) {
+    let bed = Bed::shared("fresh").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let spec = json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80, "targetPort": 80 }],
+        "resources": { "limits": { "memory": "256Mi" } } });
+    app(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    let before = both(&bed).await;
+    if resource == "services" {
+        edit::<Service>(&bed, "kubectl-edit", harm).await;
+    } else {
+        edit::<Deployment>(&bed, "kubectl-edit", harm).await;
+    }
+    restored(&bed, &before).await;
+    ready(&bed, "web").await;
+    let words = bed.event("web", "DriftCorrected").await;
+    let child = if resource == "services" { "Service" } else { "Deployment" };
+    let expected = format!("corrected {field} of {child} {}/web, changed by kubectl-edit", bed.namespace);
+    assert!(words.starts_with(&expected) && words.contains(" the AppService instead"), "{words}");
+}
+
+/// Its ownership label is gone too: the label-selected watch does not show it any more.
+#[tokio::test]
+async fn child_is_restored_after_all_its_labels_were_removed() {
+    let bed = Bed::shared("unlabelled").await;
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] })).await;
+    ready(&bed, "web").await;
+    let before = both(&bed).await;
+    let harm = || vec![remove("/metadata/labels"), replace(&format!("{CONTAINER}/image"), "nginx:evil")];
+    edit::<Deployment>(&bed, "kubectl-edit", harm()).await;
+    edit::<Service>(&bed, "kubectl-edit", vec![remove("/metadata/labels")]).await;
+    restored(&bed, &before).await;
+    ready(&bed, "web").await;
+    // And where no process saw it happen.
+    operator.kill();
+    edit::<Deployment>(&bed, "kubectl-edit", harm()).await;
+    edit::<Deployment>(&bed, "kubectl-edit", vec![replace("/spec/replicas", 2)]).await;
+    operator.restart();
+    restored(&bed, &before).await;
+    ready(&bed, "web").await;
+}
+
+/// Another manager's half of a field made the child invalid together with ours: it is taken, and nothing else of theirs.
+#[tokio::test]
+async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
+    let bed = Bed::shared("siblings").await;
+    let _operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
+    let from =
+        json!({ "name": "A", "valueFrom": { "configMapKeyRef": { "name": "c", "key": "k", "optional": true } } });
+    let mut spec = json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }], "env": [from],
+        "resources": { "requests": { "cpu": "100m" } }, "livenessProbe": { "httpGet": { "port": 80, "path": "/" } } });
+    app(&bed, "web", spec.clone()).await;
+    ready(&bed, "web").await;
+    // The Service and the Deployment were both applied once.
+    spec["ports"][0]["appProtocol"] = json!("http");
+    spec["image"] = json!("nginx:1.8");
+    respec(&bed, "web", spec.clone()).await;
+    ready(&bed, "web").await;
+    looked_at(&bed, "web").await;
+    let theirs = vec![
+        add("/spec/template/spec/containers/-", json!({ "name": "sidecar", "image": "proxy" })),
+        add("/spec/template/spec/volumes", json!([{ "name": "scratch", "emptyDir": {} }])),
+        add(&format!("{CONTAINER}/volumeMounts"), json!([{ "name": "scratch", "mountPath": "/tmp" }])),
+        add(&format!("{CONTAINER}/env/-"), json!({ "name": "THEIRS", "value": "1" })),
+        add("/spec/template/spec/tolerations", json!([{ "key": "gpu", "operator": "Exists" }])),
+    ];
+    edit::<Deployment>(&bed, "injector", theirs).await;
+    looked_at(&bed, "web").await;
+    let before = both(&bed).await;
+
+    bed.kubectl(&["set", "env", "deployment/web", "-c", "web", "A=literal"]).await;
+    restored(&bed, &before).await;
+    bed.kubectl(&["set", "resources", "deployment/web", "-c", "web", "--limits=cpu=50m", "--requests=cpu=50m"]).await;
+    restored(&bed, &before).await;
+    let probe = vec![
+        remove(&format!("{CONTAINER}/livenessProbe/httpGet")),
+        add(&format!("{CONTAINER}/livenessProbe/tcpSocket"), json!({ "port": 80 })),
+    ];
+    edit::<Deployment>(&bed, "prober", probe).await;
+    restored(&bed, &before).await;
+    edit::<Service>(
+        &bed,
+        "porter",
+        vec![replace("/spec/ports/0/port", 8080), replace("/spec/ports/0/targetPort", 8080)],
+    )
+    .await;
+    restored(&bed, &before).await;
+    ready(&bed, "web").await;
+    for manager in ["kubectl-set", "prober", "porter"] {
+        let told = bed.events("web", "DriftCorrected").await;
+        let notes: Vec<_> = told.iter().filter_map(|event| event.note.clone()).collect();
+        assert!(notes.iter().any(|note| note.contains(&format!("changed by {manager}"))), "{manager}: {notes:?}");
+    }
+    assert!(bed.events("web", "Rejected").await.is_empty());
+
+    // Later changes of the app arrive.
+    spec["image"] = json!("nginx:1.27");
+    respec(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    let mut expected = before.0["spec"].clone();
+    expected["template"]["spec"]["containers"][0]["image"] = json!("nginx:1.27");
+    assert_eq!(said(&deployment(&bed, "web").await)["spec"], expected);
+}
+
+/// A limit that others set stands in the way of a later request: the newer word is the app's.
+#[tokio::test]
+async fn change_of_the_app_arrives_where_a_sibling_field_forbids_it() {
+    let bed = Bed::shared("later").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let mut spec = json!({ "size": 0, "image": "i", "ports": [{ "port": 80 }] });
+    app(&bed, "web", spec.clone()).await;
+    ready(&bed, "web").await;
+    let limits = json!({ "limits": { "cpu": "50m" }, "requests": { "cpu": "50m" } });
+    edit::<Deployment>(&bed, "vertical-scaler", vec![add(&format!("{CONTAINER}/resources"), limits)]).await;
+    looked_at(&bed, "web").await;
+    spec["resources"] = json!({ "requests": { "cpu": "100m" } });
+    respec(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    let now = json!(deployment(&bed, "web").await.spec.unwrap().template.spec.unwrap().containers[0].resources);
+    assert_eq!(now, json!({ "requests": { "cpu": "100m" } }));
+    let words = bed.event("web", "DriftCorrected").await;
+    assert!(words.contains("resources.limits of ") && words.contains("vertical-scaler"), "{words}");
+}
+
+/// A spec that the apiserver takes from nobody takes nothing from others.
+#[tokio::test]
+async fn spec_at_fault_takes_nothing_from_other_managers() {
+    let bed = Bed::shared("fault").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let mut spec = json!({ "size": 0, "image": "i" });
+    app(&bed, "web", spec.clone()).await;
+    ready(&bed, "web").await;
+    let limits = json!({ "limits": { "memory": "1Gi" } });
+    edit::<Deployment>(&bed, "vertical-scaler", vec![add(&format!("{CONTAINER}/resources"), limits.clone())]).await;
+    looked_at(&bed, "web").await;
+    spec["resources"] = json!({ "requests": { "cpu": "2" }, "limits": { "cpu": "1" } });
+    respec(&bed, "web", spec).await;
+    let words = not_ready(&bed, "web", "Rejected").await;
+    assert!(words.contains("must be less than or equal to cpu limit"), "{words}");
+    let now = deployment(&bed, "web").await;
+    assert_eq!(json!(now.spec.unwrap().template.spec.unwrap().containers[0].resources), limits);
+    let holds = |entry: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry| {
+        entry.manager.as_deref() == Some("vertical-scaler")
+    };
+    assert!(now.metadata.managed_fields.unwrap().iter().any(holds));
+    assert!(bed.events("web", "DriftCorrected").await.is_empty());
+}
+
+/// The value of a metric with these labels.
+async fn metric(operator: &Operator, series: &str) -> Option<f64> {
+    let text = operator.metrics().await;
+    text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+}
+
+#[tokio::test]
+async fn correction_is_told_once_an_episode_and_counted_each_time() {
+    let bed = Bed::shared("told").await;
+    let operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9" })).await;
+    ready(&bed, "web").await;
+    let series = "quartermaster_drift_corrections_total{controller=\"appservice\"}";
+    assert_eq!(metric(&operator, series).await, Some(0.0));
+    for corrected in [1.0, 2.0] {
+        bed.kubectl(&["set", "image", "deployment/web", "web=nginx:evil"]).await;
+        bed.until("web", "has its image again", |deployment: &Deployment| {
+            let image = &deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0].image;
+            image.as_deref() == Some("nginx:1.7.9")
+        })
+        .await;
+        until("it is counted", SOON, async || {
+            let counted = metric(&operator, series).await;
+            anyhow::ensure!(counted == Some(corrected), "{counted:?}");
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    }
+    // Later than any other of the first episode.
+    bed.kubectl(&["annotate", "appsvc/web", "quartermaster.dev/requested-at=now"]).await;
+    looked_at(&bed, "web").await;
+    let words = bed.event("web", "DriftCorrected").await;
+    assert!(
+        words.contains("spec.template.spec.containers[name=web].image") && words.contains("kubectl-set"),
+        "{words}"
+    );
+    assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
+    assert!(operator.logs().contains("corrected drift"), "an INFO line tells it");
+}
+
+/// An autoscaler on the Deployment itself never gives up.
+#[tokio::test]
+async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
+    let bed = Bed::shared("contested").await;
+    let flags = ["--drift-backoff-min=1s", "--drift-backoff-max=4s"];
+    let settings = flags.iter().fold(Settings::default(), |settings, flag| settings.flag(flag));
+    let _operator = Operator::start(&bed, settings).await;
+    app(&bed, "web", json!({ "size": 1, "image": "nginx:1.7.9" })).await;
+    ready(&bed, "web").await;
+    let sized = |size: i32| move |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(size);
+    for _ in 0..3 {
+        scale(&bed, "kube-controller-manager", 4).await;
+        bed.until("web", "has its size again", sized(1)).await;
+    }
+    let words = not_ready(&bed, "web", "DriftContested").await;
+    for said in ["kube-controller-manager", "spec.replicas", "Deployment ", "scaleTargetRef"] {
+        assert!(words.contains(said), "{said}: {words}");
+    }
+    assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
+    // From now on it is corrected less often than it is changed; the app says so all the time.
+    let since = bed.plane.audit().mark().await.unwrap();
+    for round in 0..12 {
+        let replicas = 4 + round % 2;
+        scale(&bed, "kube-controller-manager", replicas).await;
+        until("the app reports it, or it is corrected", SOON, async || {
+            let app: AppService = bed.api().get("web").await?;
+            let ready = standing(&app).unwrap();
+            assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("DriftContested")));
+            let is_told = app.status.as_ref().unwrap().replicas == Some(replicas.into());
+            Ok((is_told || sized(1)(&deployment(&bed, "web").await)).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+    let corrected = asked(&bed, since, "deployments", &["patch"]).await;
+    assert!(corrected <= 8, "{corrected} corrections of 12 changes");
+
+    // It is given up: the app is well again once corrections have stopped.
+    bed.until("web", "has its size again", sized(1)).await;
+    ready(&bed, "web").await;
+    bed.until("web", "has its size", sized(1)).await;
+}
+
+/// While an autoscaler of the app's own scales, and the Deployment's controller reports.
+#[tokio::test]
+async fn scaling_by_the_app_s_autoscaler_costs_a_read_and_no_write() {
+    let bed = Bed::shared("scaled").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let spec = json!({ "size": 1, "image": "nginx:1.7.9", "autoscaling": { "min": 1, "max": 9 },
+        "resources": { "requests": { "cpu": "100m" } } });
+    app(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    looked_at(&bed, "web").await;
+    let since = bed.plane.audit().mark().await.unwrap();
+    for replicas in 2..7 {
+        scale(&bed, "kube-controller-manager", replicas).await;
+        let complete = |app: &AppService| {
+            app.status.as_ref().is_some_and(|status| status.available_replicas == Some(replicas.into()))
+        };
+        bed.until("web", "runs them", complete).await;
+    }
+    looked_at(&bed, "web").await;
+    let written = asked(&bed, since, "deployments", &["patch", "update", "create", "delete"]).await;
+    assert_eq!(written, 0);
+    let read = asked(&bed, since, "deployments", &["get"]).await;
+    assert!(read <= 5, "{read} reads for 5 changes");
+}
+
+/// A policy that changes what we write is not fought: one apply a process, and no Event.
+#[tokio::test]
+async fn value_changed_by_admission_is_applied_once_a_process() {
+    let bed = Bed::own_with(Options::default(), "admission").await;
+    let policy = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy",
+    "metadata": { "name": "pull" }, "spec": {
+        "failurePolicy": "Fail", "reinvocationPolicy": "Never",
+        "matchConstraints": { "resourceRules": [{ "apiGroups": ["apps"], "apiVersions": ["v1"],
+            "operations": ["CREATE", "UPDATE"], "resources": ["deployments"] }] },
+        "mutations": [{ "patchType": "JSONPatch", "jsonPatch": { "expression":
+            "[JSONPatch{op: \"add\", path: \"/spec/template/spec/containers/0/imagePullPolicy\", value: \"Always\"}]" } }],
+    } });
+    let binding = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
+        "metadata": { "name": "pull" }, "spec": { "policyName": "pull" } });
+    for object in [policy, binding] {
+        bed.plane.run_kubectl(&["apply", "-f", "-"], &object.to_string()).await.unwrap();
+    }
+    let pulls = |deployment: &Deployment| {
+        let container = &deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0];
+        container.image_pull_policy.clone()
+    };
+    until("the policy acts", SOON, async || {
+        let name = format!("probe-{}", uuid::Uuid::new_v4().simple());
+        let labels = json!({ "app": name });
+        let container = json!({ "name": "a", "image": "i", "imagePullPolicy": "Never" });
+        let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
+        let spec = json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
+        let probe: Deployment = bed.create(&name, json!({ "spec": spec })).await;
+        Ok((pulls(&probe).as_deref() == Some("Always")).then_some(()))
+    })
+    .await
+    .unwrap();
+    let mut operator = Operator::start(&bed, Settings::default()).await;
+    let spec =
+        json!({ "size": 0, "image": "nginx:1.7.9", "resources": { "requests": { "cpu": "0.5", "memory": "1000m" } } });
+    app(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    looked_at(&bed, "web").await;
+    assert_eq!(pulls(&deployment(&bed, "web").await).as_deref(), Some("Always"));
+    let since = bed.plane.audit().mark().await.unwrap();
+    edit::<Deployment>(&bed, "somebody", vec![add("/metadata/labels/team", "theirs")]).await;
+    looked_at(&bed, "web").await;
+    assert_eq!(asked(&bed, since, "deployments", &["patch", "update"]).await, 0);
+    operator.kill();
+    operator.restart();
+    operator.ready().await;
+    for _ in 0..3 {
+        looked_at(&bed, "web").await;
+    }
+    let applied = asked(&bed, since, "deployments", &["patch", "update"]).await;
+    assert!(applied <= 2, "the hand-over and the apply: {applied}");
+    let since = bed.plane.audit().mark().await.unwrap();
+    operator.kill();
+    operator.restart();
+    operator.ready().await;
+    for _ in 0..3 {
+        looked_at(&bed, "web").await;
+    }
+    assert_eq!(asked(&bed, since, "deployments", &["patch", "update"]).await, 1);
+    assert!(bed.events("web", "DriftCorrected").await.is_empty());
+    assert!(!writes(&bed, since).await.is_empty());
+    assert_eq!(pulls(&deployment(&bed, "web").await).as_deref(), Some("Always"));
+    assert_eq!(deployment(&bed, "web").await.labels()["team"], "theirs");
+}
