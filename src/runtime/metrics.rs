@@ -65,7 +65,7 @@ struct Inner {
     entries_merged: Counter,
     entries_expired: Counter,
     entries_rejected: Counter,
-    outcome_writes_rejected: Counters<1>,
+    status_writes_rejected: Counters<1>,
     oldest: pending::Oldest,
     watch_restarts: Counters<1>,
     watches: watches::Watches,
@@ -149,7 +149,7 @@ impl Metrics {
             entries_merged: Counter::default(),
             entries_expired: Counter::default(),
             entries_rejected: Counter::default(),
-            outcome_writes_rejected: Counters::default(),
+            status_writes_rejected: Counters::default(),
             oldest: pending::Oldest::default(),
             watch_restarts: Counters::default(),
             watches: watches::Watches::default(),
@@ -206,10 +206,10 @@ impl Metrics {
             inner.entries_rejected.clone(),
         );
         r.register(
-            "quartermaster_outcome_writes_rejected",
-            "Writes of delivery outcomes that the apiserver refused because of the object, by status code; after five of one \
+            "quartermaster_status_writes_rejected",
+            "Status writes of TrackedFields that the apiserver refused because of the object, by status code; after five of one \
              TrackedField its ContactPoint goes on without it",
-            inner.outcome_writes_rejected.clone(),
+            inner.status_writes_rejected.clone(),
         );
         r.register_collector(Box::new(inner.oldest.clone()));
         r.register_collector(Box::new(inner.resources.clone()));
@@ -291,9 +291,9 @@ impl Metrics {
         self.0.entries_merged.inc_by(count);
     }
 
-    /// The apiserver refused, with this status code, to store the outcomes of one `TrackedField`.
-    pub fn outcome_write_rejected(&self, code: u16) {
-        self.0.outcome_writes_rejected.get_or_create(&[("code", code.to_string().into())]).inc();
+    /// The apiserver refused, with this status code, to write the status of one `TrackedField`.
+    pub fn status_write_rejected(&self, code: u16) {
+        self.0.status_writes_rejected.get_or_create(&[("code", code.to_string().into())]).inc();
     }
 
     /// That many entries expired: an attempt failed when they were too old.

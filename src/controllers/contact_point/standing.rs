@@ -10,7 +10,7 @@ use crate::runtime::{Key, short_digest};
 /// The reason of one whose `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
 
-/// The condition that is False while the apiserver refuses to store the outcome of a message, and absent otherwise.
+/// The condition that is False while the apiserver refuses to write what became of messages, and absent otherwise.
 pub const OUTCOMES_RECORDED: &str = "OutcomesRecorded";
 /// Its reason.
 pub const WRITE_REJECTED: &str = "WriteRejected";
@@ -97,18 +97,17 @@ fn ready(migrated: Option<i64>) -> String {
     }
 }
 
-/// Names in `status` the `TrackedField`s whose outcomes the apiserver refuses to store, and says why.
+/// Names in `status` the `TrackedField`s whose status the apiserver refuses to write, and says why.
 pub fn name_left_out(status: &mut ContactPointStatus, left_out: &[(Key, String)], generation: i64, now: Time) {
     let Some(((first, why), others)) = left_out.split_first() else {
         status.conditions.retain(|condition| condition.type_ != OUTCOMES_RECORDED);
         return;
     };
     let why = &why[..why.floor_char_boundary(512)];
-    let others: String = others.iter().map(|(field, _)| format!(", {:?}", &*field.name)).collect();
-    let others = if others.is_empty() { others } else { format!("; the same for{}", &others[1..]) };
+    let others: Vec<_> = others.iter().map(|(field, _)| format!("{:?}", &*field.name)).collect();
+    let others = if others.is_empty() { String::new() } else { format!("; the same for {}", others.join(", ")) };
     let message = format!(
-        "the apiserver refuses to store the outcome of the last message of TrackedField {:?}, so nothing more of it is sent: \
-         {why}{others}",
+        "the apiserver refuses to write the status of TrackedField {:?}, so nothing more of it is sent: {why}{others}",
         &*first.name
     );
     conditions::set(&mut status.conditions, OUTCOMES_RECORDED, false, WRITE_REJECTED, &message, generation, now);

@@ -233,10 +233,9 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let outcomes = self.outbox.outcomes(&key);
         let recorded = self.record(&key, Arc::clone(&object), &outcomes, held).await;
         if let Err(Error::WriteStatus(kube::Error::Api(said))) = &recorded
-            && !outcomes.is_empty()
             && apply::is_rejected(said)
         {
-            self.write_rejected(&key, object, said).await;
+            self.write_rejected(&key, &point_key, object, said).await;
         }
         let Some((object, history)) = recorded? else { return Ok(Outcome::Waiting) };
         // Only now: what was seen before, such as the end of the target along with its CRD, is recorded.

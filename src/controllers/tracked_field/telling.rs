@@ -43,11 +43,11 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// The apiserver refused to store outcomes of this object. Says so once the other objects go on without it: in an Event, and
-    /// in the annotation, which may be refused too.
-    pub(super) async fn write_rejected(&self, key: &Key, object: Arc<TrackedField>, said: &Status) {
-        self.metrics.outcome_write_rejected(said.code);
-        self.outbox.write_rejected(key, said.code, &said.message);
+    /// The apiserver refused to write the status of this object. Says so once the other objects go on without it: in an Event,
+    /// in the status of its contact point, and in the annotation, which may be refused too.
+    pub(super) async fn write_rejected(&self, key: &Key, point: &Key, object: Arc<TrackedField>, said: &Status) {
+        self.metrics.status_write_rejected(said.code);
+        self.outbox.write_rejected(key, point, said.code, &said.message);
         let Some(why) = self.outbox.left_out(key) else { return };
         let waiting = Waiting::WriteRejected(why);
         self.say_event(key, &object.object_ref(&()), Some(waiting.clone()));

@@ -74,7 +74,7 @@ pub enum Waiting {
         /// Its own reason.
         because: String,
     },
-    /// The apiserver refuses to store the outcome of its last message: nothing more of it is sent.
+    /// The apiserver refuses to write its status: nothing more of it is sent.
     WriteRejected(String),
     /// The receiver does not take messages now; they are tried again.
     DeliveryFailing {
@@ -161,7 +161,7 @@ impl Waiting {
             Self::ContactPointNew { name } => format!("{name:?}: it has not been tried yet"),
             Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
             Self::WriteRejected(message) => format!(
-                "the apiserver refuses to store the outcome of its last message, so nothing more of it is sent: {}",
+                "the apiserver refuses to write the status, so nothing is recorded and nothing more is sent: {}",
                 brief(message)
             ),
             Self::DeliveryFailing { name, message } => format!("{name:?}: {message}; it is tried again"),

@@ -6,14 +6,14 @@ use super::line::Pick;
 use crate::controllers::tracked_field::history::Outcome;
 use crate::runtime::Key;
 
-/// After so many refused writes of one `TrackedField`'s outcomes the others go on without it.
+/// After so many refused writes of one `TrackedField`'s status the others go on without it.
 pub(super) const REJECTED_WRITES: u32 = 5;
 
 /// By `TrackedField`: while one of its entries is in flight, no line takes another one.
 #[derive(Default)]
 pub(super) struct Flights {
     by_field: HashMap<Key, Vec<Flying>>,
-    /// `TrackedField`s whose outcomes the apiserver refuses to store.
+    /// `TrackedField`s whose status the apiserver refuses to write.
     rejected: HashMap<Key, RejectedWrites>,
 }
 
@@ -24,13 +24,14 @@ struct Flying {
     outcome: Option<Outcome>,
 }
 
-#[derive(Default)]
 struct RejectedWrites {
     count: u32,
     /// The status code of the last answer.
     code: u16,
     /// What the apiserver said first with that code: other words alone are no news.
     message: String,
+    /// The contact point of the `TrackedField`.
+    point: Key,
 }
 
 impl Flights {
@@ -62,9 +63,6 @@ impl Flights {
         let Some(flying) = self.by_field.get_mut(field) else { return Vec::new() };
         let is_done = |entry: &mut Flying| entry.outcome.is_some() && outcomes.iter().any(|(id, _)| *id == entry.id);
         let lines = flying.extract_if(.., is_done).map(|entry| entry.line).collect();
-        if flying.iter().all(|entry| entry.outcome.is_none()) {
-            self.rejected.remove(field);
-        }
         if flying.is_empty() {
             self.by_field.remove(field);
         }
@@ -77,32 +75,31 @@ impl Flights {
         self.by_field.remove(field).into_iter().flatten().map(|entry| entry.line).collect()
     }
 
-    /// The apiserver refused to store the outcomes of that `TrackedField`. Gives the lines that go on without it from here on.
-    pub(super) fn write_rejected(&mut self, field: &Key, code: u16, message: &str) -> Vec<Key> {
-        let lines = self.by_field.get(field).into_iter().flatten();
-        let lines: HashSet<&Key> = lines.filter(|entry| entry.outcome.is_some()).map(|entry| &entry.line).collect();
-        if lines.is_empty() {
-            return Vec::new();
-        }
-        let writes = self.rejected.entry(field.clone()).or_default();
-        writes.count = writes.count.saturating_add(1);
-        if writes.code != code {
-            writes.code = code;
-            message.clone_into(&mut writes.message);
-        }
-        if writes.count == REJECTED_WRITES { lines.into_iter().cloned().collect() } else { Vec::new() }
+    /// The apiserver refused to write the status of that `TrackedField`, which sends to `point`. Whether the others go on
+    /// without it from here on.
+    pub(super) fn write_rejected(&mut self, field: &Key, point: &Key, code: u16, message: &str) -> bool {
+        let known = self.rejected.remove(field).filter(|writes| writes.code == code);
+        let (count, message) = known.map_or_else(|| (0, message.to_owned()), |known| (known.count, known.message));
+        let count = count.saturating_add(1);
+        self.rejected.insert(field.clone(), RejectedWrites { count, code, message, point: point.clone() });
+        count == REJECTED_WRITES
     }
 
-    /// Why the lines go on without that `TrackedField`, if they do.
+    /// Why the others go on without that `TrackedField`, if they do.
     pub(super) fn left_out(&self, field: &Key) -> Option<&str> {
         self.rejected.get(field).filter(|writes| writes.count >= REJECTED_WRITES).map(|writes| &*writes.message)
     }
 
-    /// The `TrackedField`s that the line goes on without, and why.
-    pub(super) fn left_out_of(&self, line: &Key) -> Vec<(Key, String)> {
-        let of_line = |field: &Key| self.by_field.get(field).into_iter().flatten().any(|entry| entry.line == *line);
-        let left_out = self.rejected.keys().filter(|field| of_line(field));
-        left_out.filter_map(|field| Some((field.clone(), self.left_out(field)?.to_owned()))).collect()
+    /// The `TrackedField`s that the contact point goes on without, and why.
+    pub(super) fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
+        let of_point = self.rejected.iter().filter(|(_, writes)| writes.point == *point);
+        of_point.filter_map(|(field, _)| Some((field.clone(), self.left_out(field)?.to_owned()))).collect()
+    }
+
+    /// The status of that `TrackedField` was written. Gives the contact point that had gone on without it.
+    pub(super) fn write_accepted(&mut self, field: &Key) -> Option<Key> {
+        let writes = self.rejected.remove(field)?;
+        (writes.count >= REJECTED_WRITES).then_some(writes.point)
     }
 
     pub(super) fn has(&self, field: &Key) -> bool {

@@ -1,7 +1,7 @@
 //! What waits, and what is sent next: no clock, no network.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet, hash_map};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, hash_map};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -257,6 +257,11 @@ impl Lines {
         self.places.contains_key(field)
     }
 
+    /// The contact point that goes on without `field`, which is gone now.
+    pub fn no_longer_left_out(&mut self, field: &Key) -> Option<Key> {
+        self.flights.write_accepted(field)
+    }
+
     /// How many more entries wait than before.
     pub fn withdraw(&mut self, field: &Key, gone: bool) -> i64 {
         let before = self.take_out(field);
@@ -283,7 +288,7 @@ impl Lines {
 
     /// This is what the status of `field` has, and whether its entries are held back from now on. Gives how long entries were
     /// held back so far.
-    pub fn observe(&mut self, field: &Key, history: &[Entry], held: bool, now: Now) -> HashMap<String, Duration> {
+    pub fn observe(&mut self, field: &Key, history: &[Entry], held: bool, now: Now) -> BTreeMap<String, Duration> {
         let ages = self.ages.entry(field.clone()).or_default();
         ages.observe(history, held, now);
         let held_for = ages.held();
@@ -297,26 +302,28 @@ impl Lines {
         self.flights.outcomes(field)
     }
 
-    /// Gives the contact points that went on without `field`, and do no longer.
-    pub fn recorded(&mut self, field: &Key, outcomes: &[(String, Outcome)]) -> Vec<Key> {
-        let was_left_out = self.flights.left_out(field).is_some();
-        let lines = self.flights.recorded(field, outcomes);
-        for line in &lines {
-            self.notify(line);
+    /// Gives the contact point that went on without `field`, and does no longer.
+    pub fn recorded(&mut self, field: &Key, outcomes: &[(String, Outcome)]) -> Option<Key> {
+        for line in self.flights.recorded(field, outcomes) {
+            self.notify(&line);
         }
         if let Some(place) = self.places.get(field) {
             self.notify(place);
         }
-        if was_left_out { lines } else { Vec::new() }
+        self.flights.write_accepted(field)
     }
 
-    /// The apiserver refused to store the outcomes of `field`. Gives the contact points that go on without it from here on.
-    pub fn write_rejected(&mut self, field: &Key, code: u16, message: &str) -> Vec<Key> {
-        let lines = self.flights.write_rejected(field, code, message);
-        for line in &lines {
-            self.notify(line);
+    /// The apiserver refused to write the status of `field`, which sends to `point`. Whether the others go on without it from
+    /// here on.
+    pub fn write_rejected(&mut self, field: &Key, point: &Key, code: u16, message: &str) -> bool {
+        let newly = self.flights.write_rejected(field, point, code, message);
+        if newly {
+            // Its outcome may be one of another contact point.
+            for line in self.by_point.values() {
+                line.changed.notify_one();
+            }
         }
-        lines
+        newly
     }
 
     /// Why the contact points go on without `field`, if they do.

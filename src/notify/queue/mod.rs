@@ -6,7 +6,7 @@
 //! status, so a kill at any instant repeats at most the entries of one request. One object whose status the apiserver keeps
 //! refusing is left out, and nothing more of it is sent until its outcomes stand there.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -184,8 +184,14 @@ impl<T: Transport> Outbox<T> {
 
     /// Nothing of `field` waits any more: it is gone, or suspended.
     pub fn withdraw(&self, field: &Key, gone: bool) {
-        let change = self.lines().withdraw(field, gone);
+        let mut lines = self.lines();
+        let point = if gone { lines.no_longer_left_out(field) } else { None };
+        let change = lines.withdraw(field, gone);
+        drop(lines);
         self.metrics.pending_changed(change);
+        if let Some(point) = point {
+            self.points.wake(&point);
+        }
     }
 
     /// Whether anything of `field` is offered.
@@ -200,18 +206,19 @@ impl<T: Transport> Outbox<T> {
 
     /// These outcomes stand in the status of `field`.
     pub fn recorded(&self, field: &Key, ids: &[(String, Outcome)]) {
-        let points = self.lines().recorded(field, ids);
+        let point = self.lines().recorded(field, ids);
         self.landing.notify_waiters();
-        for point in &points {
-            self.points.wake(point);
+        if let Some(point) = point {
+            self.points.wake(&point);
         }
     }
 
-    /// The apiserver refused to store the outcomes of `field`. After five times the others go on without it.
-    pub fn write_rejected(&self, field: &Key, code: u16, message: &str) {
-        let points = self.lines().write_rejected(field, code, message);
-        self.landing.notify_waiters();
-        for point in &points {
+    /// The apiserver refused to write the status of `field`, which sends to `point`. After five times the others go on
+    /// without it.
+    pub fn write_rejected(&self, field: &Key, point: &Key, code: u16, message: &str) {
+        let newly_left_out = self.lines().write_rejected(field, point, code, message);
+        if newly_left_out {
+            self.landing.notify_waiters();
             self.points.wake(point);
         }
     }
@@ -228,7 +235,7 @@ impl<T: Transport> Outbox<T> {
 
     /// This is what the status of `field` has, and whether its entries are held back from now on. Gives how long entries were
     /// held back so far, by id.
-    pub fn observe(&self, field: &Key, history: &[Entry], held: bool, now: Now) -> HashMap<String, Duration> {
+    pub fn observe(&self, field: &Key, history: &[Entry], held: bool, now: Now) -> BTreeMap<String, Duration> {
         self.lines().observe(field, history, held, now)
     }
 

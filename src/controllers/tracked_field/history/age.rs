@@ -1,6 +1,6 @@
 //! How long an entry has waited, without the time during which it was held back.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -90,7 +90,7 @@ impl Ages {
     }
 
     /// How long each entry has been held back since its `heldSince`, at the last look.
-    pub fn held(&self) -> HashMap<String, Duration> {
+    pub fn held(&self) -> BTreeMap<String, Duration> {
         self.0.iter().filter(|(_, age)| !age.held.is_zero()).map(|(id, age)| (id.clone(), age.held)).collect()
     }
 }
@@ -98,7 +98,7 @@ impl Ages {
 /// Stops (`held`) or goes on with the clocks of what is Pending: time during which the object or its contact point is
 /// suspended does not count. `held_for` says how long entries were held; for others the wall clock does. Says whether
 /// anything changed; to say the same again changes nothing.
-pub fn hold(history: &mut History, held: bool, held_for: &HashMap<String, Duration>, now: Timestamp) -> bool {
+pub fn hold(history: &mut History, held: bool, held_for: &BTreeMap<String, Duration>, now: Timestamp) -> bool {
     let mut changed = false;
     for entry in history.iter_mut().filter(|entry| entry.is_pending()) {
         if held && entry.held_since.is_none() {

@@ -1,6 +1,6 @@
 //! One pass over a history: everything that a pass knows goes in, what is to be written comes out.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -25,7 +25,7 @@ pub struct Inputs<'a> {
     /// `spec.historyLimit`.
     pub limit: Option<i64>,
     /// How long entries were held back, by id, as far as that is known.
-    pub held_for: &'a HashMap<String, Duration>,
+    pub held_for: &'a BTreeMap<String, Duration>,
     /// The time.
     pub now: Timestamp,
 }

@@ -21,7 +21,7 @@ enum Receiver {
     IsAway,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Step {
     Record {
         field: usize,
@@ -119,11 +119,10 @@ impl Model {
     fn answer(&self, request: &Request) -> Result<Sent, Refusal> {
         let accepted = Ok(Sent { taken: request.picks.len(), migrated_to: None });
         match self.receiver {
-            Receiver::Accepts | Receiver::IsAway => accepted,
             Receiver::Refuses(reason) => Err(reason),
             Receiver::RefusesSome(reason) if request.ids().any(|id| self.is_poisonous(id)) => Err(reason),
             Receiver::RefusesEntries(reason) if !request.is_test() => Err(reason),
-            Receiver::RefusesSome(_) | Receiver::RefusesEntries(_) => accepted,
+            _ => accepted,
         }
     }
 

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -68,7 +68,7 @@ fn original(entries: serde_json::Value) -> History {
 #[test]
 fn outcomes_are_marked_once_and_unknown_ids_are_passed_over() {
     let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
-    hold(&mut history, true, &HashMap::new(), at(9));
+    hold(&mut history, true, &BTreeMap::new(), at(9));
     let failed = Outcome::Failed { reason: "Bad Request".into() };
     let outcomes = [("id-1".to_owned(), Outcome::Delivered), ("id-2".into(), failed.clone()), ("gone".into(), failed)];
     assert_eq!(mark(&mut history, outcomes.clone()), 2);
@@ -127,7 +127,7 @@ fn only_what_expired_is_counted_so() {
         in_flight: &HashSet::new(),
         held: false,
         limit: None,
-        held_for: &HashMap::new(),
+        held_for: &BTreeMap::new(),
         now: at(10),
     };
     let changes = next(&history, &inputs, ids());
@@ -136,7 +136,7 @@ fn only_what_expired_is_counted_so() {
 
 #[test]
 fn time_in_which_an_entry_was_held_is_kept_in_it() {
-    let none = HashMap::new();
+    let none = BTreeMap::new();
     let mut history = recorded([present("a", "1")]);
     assert!(hold(&mut history, true, &none, at(100)));
     assert!(!hold(&mut history, true, &none, at(200)), "to say it again changes nothing");
@@ -149,7 +149,7 @@ fn time_in_which_an_entry_was_held_is_kept_in_it() {
     assert_eq!(history[0].held_seconds, Some(1500));
     // What is known by a clock that nobody sets counts more.
     assert!(hold(&mut history, true, &none, at(3000)));
-    let known = HashMap::from([("id-1".to_owned(), Duration::from_secs(7))]);
+    let known = BTreeMap::from([("id-1".to_owned(), Duration::from_secs(7))]);
     assert!(hold(&mut history, false, &known, at(100_000)));
     assert_eq!(history[0].held_seconds, Some(1507));
     // A clock that went backwards costs nothing.
