@@ -227,7 +227,11 @@ pub struct ContactPointStatus {
     /// What the last test message was sent with: another one is sent when this changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tested: Option<Tested>,
-    /// True while it is suspended if it was ready before: it is again when it is resumed, without a test message.
+    /// How many test messages with `tested` the receiver accepted: the id of the next one follows from this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tests_accepted: Option<i64>,
+    /// True while it is suspended, or a Secret cannot be read, if it was ready before: it is ready again afterwards, without a
+    /// test message, unless what it was tested with has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_when_resumed: Option<bool>,
     /// The supergroup that Telegram says this group became (`migrate_to_chat_id`); messages go there.

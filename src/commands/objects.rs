@@ -15,6 +15,7 @@ use super::paper::Ink;
 use crate::api::kind::Kind;
 use crate::api::standing::{self, Ready};
 use crate::api::tracked_field::{Delivery, Entry, History};
+use crate::controllers::contact_point::standing::OUTCOMES_RECORDED;
 use crate::controllers::tracked_field;
 use crate::registry;
 use crate::runtime::conditions::READY;
@@ -218,6 +219,10 @@ impl Object {
             self.reason = condition.reason;
             let of = if object.metadata.generation > observed { "of an older spec: " } else { "" };
             self.message = format!("{of}{}", condition.message);
+        } else if let Some(condition) = condition_of(object, OUTCOMES_RECORDED) {
+            // Messages can be sent, but not those of every TrackedField.
+            (self.state, self.reason, self.message) = (State::NotReady, condition.reason, condition.message);
+            self.since = Some(condition.last_transition_time.0);
         }
     }
 
@@ -229,9 +234,13 @@ impl Object {
 
 /// The condition that says how it is.
 pub fn condition(object: &DynamicObject) -> Option<Condition> {
+    condition_of(object, READY)
+}
+
+fn condition_of(object: &DynamicObject, type_: &str) -> Option<Condition> {
     let conditions = object.data["status"]["conditions"].as_array()?;
-    let ready = conditions.iter().find(|condition| condition["type"] == READY)?;
-    serde_json::from_value(ready.clone()).ok()
+    let found = conditions.iter().find(|condition| condition["type"] == type_)?;
+    serde_json::from_value(found.clone()).ok()
 }
 
 /// The objects of a kind.

@@ -32,7 +32,11 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let timings = manager.config.timings.clone();
     let outbox = Outbox::new(
         Sender::new(sender(&manager.config, manager.fence.clone())).map_err(anyhow::Error::msg)?,
-        Patience { retry: Policy { min: timings.retry_min, max: timings.retry_max }, stopped: timings.stopped_retry },
+        Patience {
+            retry: Policy { min: timings.retry_min, max: timings.retry_max },
+            stopped: timings.stopped_retry,
+            max_age: timings.delivery_max_age,
+        },
         manager.metrics.clone(),
         fields.trigger.clone(),
         points.trigger.clone(),
@@ -76,7 +80,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         resolver: Resolver::default(),
         events: manager.events(tracked_field::NAME),
         metrics: manager.metrics.clone(),
-        terms: Terms { max_age: timings.delivery_max_age, renew_event: timings.event_renewal, resync: timings.resync },
+        terms: Terms { renew_event: timings.event_renewal, resync: timings.resync },
         cluster: manager.config.cluster_name.clone(),
         written: Written::new(fields.trigger.clone()),
         told: Mutex::new(HashMap::new()),

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::Refused;
-use super::{Failure, LONGEST_PAUSE, StopReason};
+use super::{Failure, LONGEST_PAUSE, Refusal};
 
 /// As much of an answer is read.
 const READ: usize = 64 * 1024;
@@ -118,7 +118,7 @@ impl Secrets {
         let mut cause: &(dyn Error + 'static) = &error;
         loop {
             if let Some(refused) = cause.downcast_ref::<Refused>() {
-                return Failure::Stop { reason: StopReason::AddressRefused, message: refused.to_string() };
+                return Failure::Refused { reason: Refusal::AddressRefused, message: refused.to_string() };
             }
             match cause.source() {
                 Some(source) => cause = source,

@@ -14,7 +14,7 @@ use super::pace::{Limits, Pace};
 use super::telegram::{self, Chat};
 use super::webhook::event::Event;
 use super::webhook::{self, Hook, Tls};
-use super::{Content, Endpoint, Failure, Sent, StopReason, Transport};
+use super::{Content, Endpoint, Failure, Refusal, SendError, Sent, Transport};
 use crate::cli::Timings;
 
 /// Whether the leader lease is still held. Asked right before each request.
@@ -119,7 +119,7 @@ impl Sender {
         })
     }
 
-    async fn send_telegram(&self, chat: &Chat, content: Content<'_>, plain: bool) -> Result<Sent, Failure> {
+    async fn send_telegram(&self, chat: &Chat, content: Content<'_>, plain: bool) -> Result<Sent, SendError> {
         let cluster = self.cluster.as_deref();
         let (text, taken) = match content {
             Content::Test { .. } => (message::ready(cluster), 0),
@@ -129,7 +129,8 @@ impl Sender {
             }
         };
         // HTTPS_PROXY and NO_PROXY are reqwest's default.
-        let client = once(&self.telegram, || base_client().build())?;
+        let failed = |failure| SendError::new(failure, taken);
+        let client = once(&self.telegram, || base_client().build()).map_err(failed)?;
         let held = || self.check_held();
         let call = telegram::Call {
             client,
@@ -138,21 +139,23 @@ impl Sender {
             pace: &self.pace,
             held: &held,
         };
-        call.send(chat, &text, taken).await
+        call.send(chat, &text, taken).await.map_err(failed)
     }
 
-    async fn send_webhook(&self, hook: &Hook, content: Content<'_>, plain: bool) -> Result<Sent, Failure> {
-        self.rules
-            .check_literal(&hook.url)
-            .map_err(|refused| Failure::Stop { reason: StopReason::AddressRefused, message: refused.to_string() })?;
+    async fn send_webhook(&self, hook: &Hook, content: Content<'_>, plain: bool) -> Result<Sent, SendError> {
         let event = Event::render(hook, content, self.cluster.as_deref(), plain);
+        let taken = event.taken;
+        let failed = |failure| SendError::new(failure, taken);
+        self.rules.check_literal(&hook.url).map_err(|refused| {
+            failed(Failure::Refused { reason: Refusal::AddressRefused, message: refused.to_string() })
+        })?;
         let shared;
         let client = match &hook.tls {
             Some(tls) => {
-                shared = self.client_with(tls)?;
+                shared = self.client_with(tls).map_err(failed)?;
                 &shared
             }
-            None => once(&self.webhook, || self.webhook_client().build())?,
+            None => once(&self.webhook, || self.webhook_client().build()).map_err(failed)?,
         };
         let held = || self.check_held();
         let call = webhook::Call {
@@ -161,14 +164,14 @@ impl Sender {
             retry_after_cap: self.retry_after_cap,
             held: &held,
         };
-        call.send(hook, event).await
+        call.send(hook, event).await.map_err(failed)
     }
 
     fn check_held(&self) -> Result<(), Failure> {
         if (self.held)() {
             return Ok(());
         }
-        Err(Failure::Retry { message: "the leader lease is not held".into(), after: None })
+        Err(Failure::Unsent { message: "the leader lease is not held".into() })
     }
 
     fn webhook_client(&self) -> reqwest::ClientBuilder {
@@ -202,7 +205,7 @@ impl Transport for Sender {
         }
     }
 
-    async fn send(&self, endpoint: &Endpoint, content: Content<'_>, plain: bool) -> Result<Sent, Failure> {
+    async fn send(&self, endpoint: &Endpoint, content: Content<'_>, plain: bool) -> Result<Sent, SendError> {
         match endpoint {
             Endpoint::Telegram(chat) => self.send_telegram(chat, content, plain).await,
             Endpoint::Webhook(hook) => self.send_webhook(hook, content, plain).await,
@@ -232,7 +235,7 @@ fn once(
 }
 
 fn not_built(error: reqwest::Error) -> Failure {
-    Failure::Retry { message: format!("cannot make an HTTP client: {}", error.without_url()), after: None }
+    Failure::Unsent { message: format!("cannot make an HTTP client: {}", error.without_url()) }
 }
 
 #[cfg(test)]

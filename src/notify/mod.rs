@@ -96,6 +96,8 @@ pub enum Content<'a> {
         namespace: &'a str,
         /// Its name.
         name: &'a str,
+        /// The id of the message: one that is sent again has the same.
+        id: &'a str,
     },
     /// As many of these entries as fit, in this order; more than one make a digest. Never empty.
     Entries(&'a [Item]),
@@ -110,58 +112,94 @@ pub struct Sent {
     pub migrated_to: Option<i64>,
 }
 
-/// A receiver did not take the request.
+/// A request that its receiver did not accept.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{failure}")]
+pub struct SendError {
+    /// What happened.
+    pub failure: Failure,
+    /// How many entries the request carried, from the first. Zero for a test message, and if no request was sent.
+    pub carried: usize,
+}
+
+impl SendError {
+    /// The failure of a request that carried so many entries.
+    pub fn new(failure: Failure, carried: usize) -> Self {
+        let carried = if matches!(failure, Failure::Unsent { .. }) { 0 } else { carried };
+        Self { failure, carried }
+    }
+}
+
+/// Why a request was not accepted. No message has a secret in it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// It may take it later: no connection, 408, 429, 5xx.
+    /// The receiver may accept it later: no connection, 408, 429, 5xx.
     #[error("{message}")]
     Retry {
-        /// What happened, without any secret in it.
+        /// What happened.
         message: String,
         /// How long the receiver asked to be left alone.
         after: Option<Duration>,
     },
-    /// It will take nothing until somebody mends something.
+    /// The receiver refused it.
     #[error("{message}")]
-    Stop {
+    Refused {
         /// Why.
-        reason: StopReason,
-        /// What happened and what to mend, without any secret in it.
+        reason: Refusal,
+        /// What happened, and what to fix.
         message: String,
     },
-    /// It does not take this request; the next one may do.
+    /// No request was sent; it is tried again.
     #[error("{message}")]
-    Rejected {
-        /// What it said, without any secret in it.
+    Unsent {
+        /// Why not.
         message: String,
-        /// How many entries the request carried, from the first.
-        carried: usize,
     },
 }
 
-/// Why a receiver takes nothing. The names are condition reasons.
+/// Why a receiver refuses a request. The names are condition reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // each is what its name says
-pub enum StopReason {
+pub enum Refusal {
     Unauthorized,
     Forbidden,
     NotFound,
+    Gone,
     ChatNotFound,
+    TopicUnavailable,
     Redirected,
+    UnexpectedStatus,
+    /// 400, 413, 415 or 422.
+    Rejected,
+    /// The operator refuses the address itself.
     AddressRefused,
 }
 
-impl StopReason {
+impl Refusal {
     /// The condition's reason.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Unauthorized => "Unauthorized",
             Self::Forbidden => "Forbidden",
             Self::NotFound => "NotFound",
+            Self::Gone => "Gone",
             Self::ChatNotFound => "ChatNotFound",
+            Self::TopicUnavailable => "TopicUnavailable",
             Self::Redirected => "Redirected",
+            Self::UnexpectedStatus => "UnexpectedStatus",
+            Self::Rejected => "Rejected",
             Self::AddressRefused => "AddressRefused",
         }
+    }
+
+    /// Whether the answer suggests that another message is accepted.
+    pub fn suggests_message(self) -> bool {
+        self == Self::Rejected
+    }
+
+    /// Whether the message can be the cause at all.
+    pub fn may_be_message(self) -> bool {
+        self != Self::AddressRefused
     }
 }
 
@@ -178,5 +216,5 @@ pub trait Transport: Send + Sync + 'static {
         endpoint: &Endpoint,
         content: Content<'_>,
         plain: bool,
-    ) -> impl Future<Output = Result<Sent, Failure>> + Send;
+    ) -> impl Future<Output = Result<Sent, SendError>> + Send;
 }

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::answer::{self, Secrets};
 use super::pace::{Chatroom, Pace};
-use super::{Failure, Sent, StopReason};
+use super::{Failure, Refusal, Sent};
 use crate::api::contact_point::ChatId;
 
 /// A chat, and the bot that writes into it.
@@ -102,7 +102,7 @@ impl Call<'_> {
         };
         match reply {
             Reply::Done => Ok(Sent { taken, migrated_to }),
-            Reply::Failed(failure) => Err(carried(failure, taken)),
+            Reply::Failed(failure) => Err(failure),
             Reply::Moved(_) => Err(Failure::Retry { message: "the chat moved twice".into(), after: None }),
         }
     }
@@ -126,13 +126,6 @@ impl Call<'_> {
             self.pace.hold(&chat.room(), after);
         }
         Ok(reply)
-    }
-}
-
-fn carried(failure: Failure, taken: usize) -> Failure {
-    match failure {
-        Failure::Rejected { message, .. } => Failure::Rejected { message, carried: taken },
-        other => other,
     }
 }
 
@@ -187,6 +180,10 @@ struct Parameters {
 const NO_RIGHTS: [&str; 4] =
     ["not enough rights", "have no rights", "need administrator rights", "chat_write_forbidden"];
 
+/// How the Bot API words it that a forum's topic is closed or deleted: "Bad Request: `TOPIC_CLOSED`", "Bad Request: message
+/// thread not found". Both can be undone in the chat.
+const TOPIC: [&str; 4] = ["topic_closed", "topic_deleted", "topic_id_invalid", "message thread not found"];
+
 fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secrets) -> Reply {
     let answer = serde_json::from_slice::<Answer>(body).ok();
     let said = match answer.as_ref().and_then(|answer| answer.description.as_deref()) {
@@ -207,40 +204,50 @@ fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secr
     if let Some(to) = parameters.migrate_to_chat_id {
         return Reply::Moved(to);
     }
-    let stop = |reason, message: String| Reply::Failed(Failure::Stop { reason, message });
+    let refused = |reason, message: String| Reply::Failed(Failure::Refused { reason, message });
     let lower = said.to_lowercase();
     match code {
-        300..=399 => stop(
-            StopReason::Redirected,
+        300..=399 => refused(
+            Refusal::Redirected,
             format!("the Bot API answered with a redirect ({code}), which is not followed; see --telegram-api-url"),
         ),
-        401 | 404 => stop(
-            StopReason::Unauthorized,
+        401 | 404 => refused(
+            Refusal::Unauthorized,
             format!(
                 "the Bot API does not know this token ({code} {said}); put the one that BotFather gave into the Secret"
             ),
         ),
-        403 => stop(
-            StopReason::Forbidden,
+        403 => refused(
+            Refusal::Forbidden,
             format!("the bot may not write to this chat ({code} {said}); add it to the chat, or unblock it"),
         ),
-        400 if lower.contains("chat not found") => stop(
-            StopReason::ChatNotFound,
+        400 if lower.contains("chat not found") => refused(
+            Refusal::ChatNotFound,
             format!("the bot does not see this chat ({said}); check chatId, and add the bot to the chat"),
         ),
         // A 400, but it would meet every message until somebody gives the bot its rights.
-        400 if NO_RIGHTS.iter().any(|words| lower.contains(words)) => stop(
-            StopReason::Forbidden,
+        400 if NO_RIGHTS.iter().any(|words| lower.contains(words)) => refused(
+            Refusal::Forbidden,
             format!("the bot may not write to this chat ({code} {said}); give it the right to"),
         ),
+        400 if TOPIC.iter().any(|words| lower.contains(words)) => refused(
+            Refusal::TopicUnavailable,
+            format!("this topic takes no messages ({code} {said}); open it again, or correct messageThreadId"),
+        ),
+        410 => {
+            refused(Refusal::Gone, format!("the Bot API is no longer there ({code} {said}); see --telegram-api-url"))
+        }
         429 => Reply::Failed(Failure::Retry {
             message: format!("too many requests ({code} {said})"),
             after: parameters.retry_after.map(answer::seconds).or(header),
         }),
-        400..=499 if code != 408 => Reply::Failed(Failure::Rejected {
-            message: format!("the Bot API refused the message ({code} {said})"),
-            carried: 0,
-        }),
+        400 | 413 | 415 | 422 => {
+            refused(Refusal::Rejected, format!("the Bot API rejected the message ({code} {said})"))
+        }
+        400..=499 if code != 408 => refused(
+            Refusal::UnexpectedStatus,
+            format!("the Bot API answered with an unexpected status ({code} {said}); see --telegram-api-url"),
+        ),
         200 => Reply::Failed(Failure::Retry { message: format!("no answer of a Bot API (200 {said})"), after: None }),
         _ => Reply::Failed(Failure::Retry {
             message: format!("the Bot API is in trouble ({code} {said})"),

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::cache::strip;
+use super::reconciler::is_replaced;
 
 /// Writes `status` as computed from `object`: refused with 409 when the object has changed since, so that nothing
 /// written in the meantime is lost. What the object's status says and `status` does not goes. Gives the object as it then
@@ -88,6 +89,18 @@ pub fn is_immutable(said: &Status) -> bool {
 /// Whether a policy or a webhook refused it: with any code, and for as long as that stands.
 pub fn is_denied(said: &Status) -> bool {
     said.message.contains("denied the request") || said.message.contains("ValidatingAdmissionPolicy")
+}
+
+/// Whether the apiserver refused a write because of this object, or because an admission webhook failed on it: others may still
+/// be written. 401 is about the operator itself, 409 and 429 pass.
+pub fn is_rejected(said: &Status) -> bool {
+    match said.code {
+        _ if is_replaced(said) => false,
+        401 | 409 | 429 => false,
+        400..=499 => true,
+        500 => said.message.contains("failed calling webhook"),
+        _ => false,
+    }
 }
 
 /// Creates `object`; none if there is one of its name. Nothing that is there is touched.

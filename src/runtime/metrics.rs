@@ -66,6 +66,7 @@ struct Inner {
     entries_expired: Counter,
     entries_rejected: Counter,
     drift_corrections: Counters<1>,
+    status_writes_rejected: Counters<1>,
     oldest: pending::Oldest,
     watch_restarts: Counters<1>,
     watches: watches::Watches,
@@ -150,6 +151,7 @@ impl Metrics {
             entries_expired: Counter::default(),
             entries_rejected: Counter::default(),
             drift_corrections: Counters::default(),
+            status_writes_rejected: Counters::default(),
             oldest: pending::Oldest::default(),
             watch_restarts: Counters::default(),
             watches: watches::Watches::default(),
@@ -197,18 +199,24 @@ impl Metrics {
         );
         r.register(
             "quartermaster_entries_expired",
-            "Changes that were given up because they could not be delivered in time",
+            "Changes that failed because an attempt to deliver them failed when they were too old",
             inner.entries_expired.clone(),
         );
         r.register(
             "quartermaster_entries_rejected",
-            "Changes that were given up because their receiver never takes them",
+            "Changes that failed because their receiver refused them and accepted others",
             inner.entries_rejected.clone(),
         );
         r.register(
             "quartermaster_drift_corrections",
             "Corrections of objects that somebody else changed",
             inner.drift_corrections.clone(),
+        );
+        r.register(
+            "quartermaster_status_writes_rejected",
+            "Status writes of TrackedFields that the apiserver refused because of the object, by status code; after five of one \
+             TrackedField its ContactPoint goes on without it",
+            inner.status_writes_rejected.clone(),
         );
         r.register_collector(Box::new(inner.oldest.clone()));
         r.register_collector(Box::new(inner.resources.clone()));
@@ -290,12 +298,17 @@ impl Metrics {
         self.0.entries_merged.inc_by(count);
     }
 
-    /// That many entries were given up: they could not be delivered in time.
+    /// The apiserver refused, with this status code, to write the status of one `TrackedField`.
+    pub fn status_write_rejected(&self, code: u16) {
+        self.0.status_writes_rejected.get_or_create(&[("code", code.to_string().into())]).inc();
+    }
+
+    /// That many entries expired: an attempt failed when they were too old.
     pub fn entries_expired(&self, count: u64) {
         self.0.entries_expired.inc_by(count);
     }
 
-    /// That many entries were given up: their receiver does not take them.
+    /// That many entries failed: their receiver refused them, and accepted others.
     pub fn entries_rejected(&self, count: u64) {
         self.0.entries_rejected.inc_by(count);
     }

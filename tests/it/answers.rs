@@ -28,7 +28,9 @@ fn webhook_reason(code: u16) -> &'static str {
         403 => "Forbidden",
         404 => "NotFound",
         408 | 429 | 500..=599 => "Unreachable",
-        _ => "Rejected",
+        410 => "Gone",
+        400 | 413 | 415 | 422 => "Rejected",
+        _ => "UnexpectedStatus",
     }
 }
 
@@ -119,7 +121,7 @@ enum Fate {
     Stops(&'static str),
     /// The message waits, the contact point stays ready.
     Waits,
-    /// The message is given up; the next ones go.
+    /// The message fails, once a test message was accepted; the next ones go.
     Fails,
 }
 
@@ -133,7 +135,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
         (403, Fate::Stops("Forbidden")),
         (404, Fate::Stops("NotFound")),
         (408, Fate::Waits),
-        (410, Fate::Fails),
+        (410, Fate::Stops("Gone")),
         (413, Fate::Fails),
         (422, Fate::Fails),
         (429, Fate::Waits),
@@ -145,11 +147,16 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
     let operator = Operator::start(&bed, Settings::default()).await;
     bed.deployment("web", 1).await;
     let scenes: Vec<_> = cases.map(|(code, fate)| (code, fate, Receiver::start().unwrap())).into_iter().collect();
-    for (code, _, receiver) in &scenes {
+    for (code, fate, receiver) in &scenes {
         let name = code.to_string();
         bed.webhook(&name, &receiver.url()).await;
         bed.ready(&name).await;
-        receiver.always(Reply::status(status(*code)).body(format!("because-{code}")));
+        // Of the receiver's as a whole, or of the message.
+        let reply = Reply::status(status(*code)).body(format!("because-{code}"));
+        match fate {
+            Fate::Fails => receiver.at_text("\"trackedField\"", reply),
+            Fate::Stops(_) | Fate::Waits => receiver.always(reply),
+        }
         bed.track(&name, "Deployment", "web", "replicas", &name).await;
     }
     for (code, fate, receiver) in &scenes {
@@ -180,7 +187,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
                 assert_eq!(bed.event(&name, "DeliveryFailed").await, format!("Created 1: not delivered: {reason}"));
                 assert!(bed.ready(&name).await.status.unwrap().ready, "it is that message's fault");
                 let attempts = receiver.requests().len();
-                assert_eq!(attempts, 2, "the test message and one attempt");
+                assert_eq!(attempts, 4, "the test message, one attempt, another test message, the last attempt");
             }
         }
     }
@@ -251,10 +258,13 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
     bed.delivered("templated", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
     assert_eq!(text(2), "web has 2");
 
-    // The default message is refused too: it fails, and the queue goes on.
+    // The default message is refused too, and once more after a test message was accepted: it fails, and the queue goes on.
+    let mut replicas = 2;
     for (code, words) in [(400, "Bad Request: message is too long"), (413, "Request Entity Too Large")] {
         let before = telegram.rejected().len();
         let name = format!("failed-{code}");
+        telegram.fault_next(2, refusal(code, words));
+        telegram.fault_next(1, Fault::Nothing);
         telegram.fault_next(2, refusal(code, words));
         with_template(&bed, &name, "{{ value }}").await;
         let failed =
@@ -262,11 +272,10 @@ async fn what_the_bot_api_refuses_of_one_message_is_that_messages_fault() {
         let reason = bed.until(&name, "failed", failed).await.history().unwrap()[0].reason.clone().unwrap();
         assert!(reason.contains(&format!("({code} {words})")), "{reason}");
         assert!(bed.event(&name, "DeliveryFailed").await.ends_with(&reason));
-        assert_eq!(telegram.rejected().len(), before + 2, "its template, then the default");
-    }
-    bed.scale("web", 3).await;
-    for name in ["failed-400", "failed-413"] {
-        bed.until(name, "goes on", |field: &TrackedField| {
+        assert_eq!(telegram.rejected().len(), before + 4, "its template, then the default, twice");
+        replicas += 1;
+        bed.scale("web", replicas).await;
+        bed.until(&name, "goes on", |field: &TrackedField| {
             field.history().unwrap().iter().last().is_some_and(|entry| entry.delivery == Some(Delivery::Delivered))
         })
         .await;

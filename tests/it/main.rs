@@ -10,6 +10,7 @@ mod bad_input;
 mod commands;
 mod copies;
 mod crds;
+mod delivery;
 mod demo;
 mod docs;
 mod faults;

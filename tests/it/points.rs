@@ -179,7 +179,7 @@ async fn telegram_refusals_are_named_and_mended_without_a_hand() {
     bed.ready("blocked").await;
     bed.waiting("replicas", "").await;
     let texts: Vec<_> = telegram.messages().iter().filter(|m| m.chat_id == 888).map(|m| m.text.clone()).collect();
-    assert_eq!(texts.len(), 2, "the message itself showed that it is mended: {texts:?}");
+    assert!((2..=3).contains(&texts.len()), "its message or a test message showed that it is fixed: {texts:?}");
     bed.event("blocked", "Forbidden").await;
 }
 

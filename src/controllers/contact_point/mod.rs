@@ -15,12 +15,12 @@ use crate::api::contact_point::{ContactPointStatus, Tested};
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::api::tracked_field::GROUP;
 use crate::notify::Transport;
-use crate::notify::queue::{Outbox, Stage};
-use crate::runtime::Key;
+use crate::notify::queue::{Outbox, Stage, TestMessage};
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
 use crate::runtime::written::Written;
+use crate::runtime::{Key, short_digest};
 
 pub mod endpoint;
 pub mod standing;
@@ -30,7 +30,7 @@ pub const NAME: &str = "contactpoint";
 /// The kind.
 pub const KIND: Kind = Kind::of::<ContactPoint>(
     NAME,
-    &["9fe2425d33b238ff"],
+    &["21b0517bb938231c"],
     Lends::Secrets,
     &[
         Right::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),
@@ -107,7 +107,8 @@ impl<T: Transport> ContactPoints<T> {
         let known = set_ups.get(key);
         if known.is_none_or(|known| known.tested != tested || known.uid != point.uid()) {
             let stage = stage(point.status.as_ref(), &tested);
-            self.outbox.configure(key, gathered.endpoint, stage);
+            let test = test_message(point, &tested);
+            self.outbox.configure(key, gathered.endpoint, stage, test);
         } else if known.is_some_and(|known| known.requested_at != requested_at) {
             self.outbox.retry_now(key);
         }
@@ -127,6 +128,14 @@ impl<T: Transport> ContactPoints<T> {
         }
         Ok(())
     }
+}
+
+/// Its id is the same for the same object, spec and Secrets, also after a restart, until a receiver accepted it.
+fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
+    let Tested { spec, secrets } = tested;
+    let configuration = format!("{}/{spec}/{}", point.uid().unwrap_or_default(), secrets.join(","));
+    let accepted = standing::tests_accepted(point.status.as_ref(), tested);
+    TestMessage { configuration: short_digest(configuration), accepted }
 }
 
 /// How a line starts: an endpoint that was tested before is not tested again.
@@ -161,8 +170,11 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
         match endpoint::gather(&self.source, &point).await {
             Ok(gathered) => {
                 let tested = self.set_up(&key, &point, gathered);
-                let standing = self.outbox.standing(&key);
-                if let Some(status) = standing::status(point.status.as_ref(), &standing, &tested, generation, now) {
+                let (standing, tests) = (self.outbox.standing(&key), self.outbox.tests_accepted(&key));
+                let before = point.status.as_ref();
+                let status = standing::status(before, &standing, &tested, tests, generation, now.clone());
+                if let Some(mut status) = status.or_else(|| before.cloned()) {
+                    standing::name_left_out(&mut status, &self.outbox.left_out_of(&key), generation, now);
                     let ready = status.ready;
                     self.write(&key, &point, status).await?;
                     if ready {

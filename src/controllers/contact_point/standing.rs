@@ -5,10 +5,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
 use crate::notify::queue::Standing;
 use crate::runtime::conditions::{self, READY};
-use crate::runtime::short_digest;
+use crate::runtime::{Key, short_digest};
 
 /// The reason of one whose `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
+
+/// The condition that is False while the apiserver refuses to write what became of messages, and absent otherwise.
+pub const OUTCOMES_RECORDED: &str = "OutcomesRecorded";
+/// Its reason.
+pub const WRITE_REJECTED: &str = "WriteRejected";
 
 /// Digest of what a spec says of the endpoint: suspending it is no change of that.
 pub fn digest(spec: &ContactPointSpec) -> String {
@@ -22,7 +27,13 @@ pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> 
     status.migrated_to_chat_id.filter(|_| status.tested.as_ref().is_some_and(|tested| tested.spec == spec))
 }
 
-/// Whether it was ready when it was last looked at, or suspended.
+/// How many test messages of that configuration the receiver accepted.
+pub fn tests_accepted(status: Option<&ContactPointStatus>, tested: &Tested) -> i64 {
+    let status = status.filter(|status| status.tested.as_ref() == Some(tested));
+    status.and_then(|status| status.tests_accepted).unwrap_or_default()
+}
+
+/// Whether it was ready when it was last looked at, or when it was suspended or lost a Secret.
 fn was_ready(status: &ContactPointStatus) -> bool {
     status.ready || status.ready_when_resumed.unwrap_or_default()
 }
@@ -48,6 +59,7 @@ pub fn status(
     before: Option<&ContactPointStatus>,
     standing: &Standing,
     tested: &Tested,
+    tests_accepted: i64,
     generation: i64,
     now: Time,
 ) -> Option<ContactPointStatus> {
@@ -72,6 +84,7 @@ pub fn status(
     status.observed_generation = Some(generation);
     if well || !matches!(standing, Standing::Retrying(_)) {
         status.tested = Some(tested.clone());
+        status.tests_accepted = (tests_accepted > 0).then_some(tests_accepted);
     }
     conditions::set(&mut status.conditions, READY, well, reason, &message, generation, now);
     Some(status)
@@ -84,7 +97,24 @@ fn ready(migrated: Option<i64>) -> String {
     }
 }
 
-/// The status of a contact point that has no endpoint: no attempt was made. `spec` is the spec's [`digest`].
+/// Names in `status` the `TrackedField`s whose status the apiserver refuses to write, and says why.
+pub fn name_left_out(status: &mut ContactPointStatus, left_out: &[(Key, String)], generation: i64, now: Time) {
+    let Some(((first, why), others)) = left_out.split_first() else {
+        status.conditions.retain(|condition| condition.type_ != OUTCOMES_RECORDED);
+        return;
+    };
+    let why = &why[..why.floor_char_boundary(512)];
+    let others: Vec<_> = others.iter().map(|(field, _)| format!("{:?}", &*field.name)).collect();
+    let others = if others.is_empty() { String::new() } else { format!("; the same for {}", others.join(", ")) };
+    let message = format!(
+        "the apiserver refuses to write the status of TrackedField {:?}, so nothing more of it is sent: {why}{others}",
+        &*first.name
+    );
+    conditions::set(&mut status.conditions, OUTCOMES_RECORDED, false, WRITE_REJECTED, &message, generation, now);
+}
+
+/// The status of a contact point that has no endpoint: no attempt was made. A Secret that is there again as it was is no
+/// change: if it was ready, it is ready again without a test message. `spec` is the spec's [`digest`].
 pub fn blocked(
     before: Option<&ContactPointStatus>,
     spec: &str,
@@ -94,8 +124,8 @@ pub fn blocked(
     now: Time,
 ) -> ContactPointStatus {
     let mut status = kept(before, spec);
+    status.ready_when_resumed = was_ready(&status).then_some(true);
     status.ready = false;
-    status.ready_when_resumed = None;
     status.observed_generation = Some(generation);
     conditions::set(&mut status.conditions, READY, false, reason, message, generation, now);
     status
@@ -128,12 +158,12 @@ mod tests {
     }
 
     fn ready() -> ContactPointStatus {
-        status(None, &Standing::Taken { migrated_to: None }, &tested(), 1, at(0)).unwrap()
+        status(None, &Standing::Taken { migrated_to: None }, &tested(), 0, 1, at(0)).unwrap()
     }
 
     #[test]
     fn the_first_attempt_makes_it_initialized_whatever_came_of_it() {
-        let failed = status(None, &Standing::Retrying("connection refused".into()), &tested(), 1, at(0)).unwrap();
+        let failed = status(None, &Standing::Retrying("connection refused".into()), &tested(), 0, 1, at(0)).unwrap();
         assert!(failed.initialized && !failed.ready);
         assert_eq!(conditions::get(&failed.conditions, READY).unwrap().reason, "Unreachable");
         assert_eq!(failed.tested, None, "an attempt that may be repeated is no test");
@@ -149,7 +179,7 @@ mod tests {
     #[test]
     fn what_the_original_program_called_ready_stays_ready() {
         let theirs = ContactPointStatus { initialized: true, ready: true, ..ContactPointStatus::default() };
-        let ours = status(Some(&theirs), &Standing::Untried, &tested(), 3, at(0)).unwrap();
+        let ours = status(Some(&theirs), &Standing::Untried, &tested(), 0, 3, at(0)).unwrap();
         assert!(ours.ready && ours.initialized);
         assert_eq!((ours.observed_generation, ours.tested), (Some(3), Some(tested())));
     }
@@ -159,31 +189,32 @@ mod tests {
     #[case::a_receiver_that_is_away(Standing::Retrying("timeout".into()))]
     fn a_tested_one_stays_as_it_is(#[case] standing: Standing) {
         let before = ready();
-        let after = status(Some(&before), &standing, &tested(), 1, at(9)).unwrap_or_else(|| before.clone());
+        let after = status(Some(&before), &standing, &tested(), 0, 1, at(9)).unwrap_or_else(|| before.clone());
         assert_eq!(after, before);
     }
 
     #[test]
     fn a_new_secret_is_tested_before_anything_is_said() {
         let new = Tested { spec: "abc".into(), secrets: vec!["uid/2".into()] };
-        assert_eq!(status(Some(&ready()), &Standing::Untried, &new, 1, at(9)), None);
+        assert_eq!(status(Some(&ready()), &Standing::Untried, &new, 0, 1, at(9)), None);
     }
 
     #[test]
     fn a_move_is_told_until_the_spec_changes() {
-        let moved = status(Some(&ready()), &Standing::Taken { migrated_to: Some(-100) }, &tested(), 1, at(1)).unwrap();
+        let moved =
+            status(Some(&ready()), &Standing::Taken { migrated_to: Some(-100) }, &tested(), 0, 1, at(1)).unwrap();
         assert_eq!(migrated(Some(&moved), "abc"), Some(-100));
         let words = |status: &ContactPointStatus| conditions::get(&status.conditions, READY).unwrap().message.clone();
         assert!(words(&moved).contains("-100"), "{}", words(&moved));
         // After a restart nothing is new.
-        let again = status(Some(&moved), &Standing::Untried, &tested(), 1, at(2)).unwrap();
+        let again = status(Some(&moved), &Standing::Untried, &tested(), 0, 1, at(2)).unwrap();
         assert_eq!(again, moved);
 
         let other = Tested { spec: "def".into(), ..tested() };
         assert_eq!(migrated(Some(&moved), &other.spec), None, "another chat's move");
-        let taken = status(Some(&moved), &Standing::Taken { migrated_to: None }, &other, 2, at(3)).unwrap();
+        let taken = status(Some(&moved), &Standing::Taken { migrated_to: None }, &other, 0, 2, at(3)).unwrap();
         assert_eq!((taken.migrated_to_chat_id, words(&taken)), (None, "messages can be sent".to_owned()));
-        let away = status(Some(&moved), &Standing::Retrying("timeout".into()), &other, 2, at(3)).unwrap();
+        let away = status(Some(&moved), &Standing::Retrying("timeout".into()), &other, 0, 2, at(3)).unwrap();
         let blocked = blocked(Some(&moved), &other.spec, "SecretNotFound", "no", 2, at(3));
         assert_eq!((away.migrated_to_chat_id, blocked.migrated_to_chat_id), (None, None));
     }
@@ -195,7 +226,7 @@ mod tests {
         true,
     )]
     #[case::stopped(
-        status(None, &Standing::Stopped { reason: "Unauthorized", message: "401".into() }, &tested(), 1, at(0)),
+        status(None, &Standing::Stopped { reason: "Unauthorized", message: "401".into() }, &tested(), 0, 1, at(0)),
         false,
     )]
     #[case::new(None, false)]
@@ -211,7 +242,7 @@ mod tests {
         assert_eq!(suspended(Some(&held), "abc", 2, at(6)), held, "it is written once");
 
         assert_eq!(known_well(&held, &tested()), again);
-        let resumed = status(Some(&held), &Standing::Untried, &tested(), 3, at(9));
+        let resumed = status(Some(&held), &Standing::Untried, &tested(), 0, 3, at(9));
         assert_eq!(resumed.is_some(), again);
         if let Some(resumed) = resumed {
             assert!(resumed.ready && resumed.ready_when_resumed.is_none());
@@ -241,9 +272,9 @@ mod tests {
     #[test]
     fn a_stop_and_its_end_are_told() {
         let stopped = Standing::Stopped { reason: "Unauthorized", message: "401".into() };
-        let status_ = status(Some(&ready()), &stopped, &tested(), 1, at(5)).unwrap();
+        let status_ = status(Some(&ready()), &stopped, &tested(), 0, 1, at(5)).unwrap();
         assert!(!status_.ready && status_.initialized);
-        let again = status(Some(&status_), &Standing::Taken { migrated_to: None }, &tested(), 1, at(8)).unwrap();
+        let again = status(Some(&status_), &Standing::Taken { migrated_to: None }, &tested(), 0, 1, at(8)).unwrap();
         assert!(again.ready);
         assert_eq!(conditions::get(&again.conditions, READY).unwrap().last_transition_time, at(8));
     }

@@ -96,8 +96,6 @@ impl Failure for Error {
 /// How long things last.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// An entry that could not be delivered for this long is given up.
-    pub max_age: Duration,
     /// The Event that says why a `TrackedField` waits is written again after this.
     pub renew_event: Duration,
     /// A target of which nothing certain was heard for this long is read.
@@ -164,6 +162,8 @@ impl<T: Transport> TrackedFields<T> {
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
         let mut raced = false;
         loop {
+            let before = object.history().map_err(Error::History)?;
+            let now = history::Now::read();
             let inputs = history::Inputs {
                 subject: &whose.subject,
                 observations: &seen.observations,
@@ -172,10 +172,9 @@ impl<T: Transport> TrackedFields<T> {
                 in_flight: &self.outbox.in_flight(key),
                 held,
                 limit: object.spec.history_limit,
-                max_age: self.terms.max_age,
-                now: Timestamp::now(),
+                held_for: &self.outbox.observe(key, &before, held, now),
+                now: now.wall,
             };
-            let before = object.history().map_err(Error::History)?;
             let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
             if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
                 // What was sent stood in a status: this one is older, and would be none the wiser.
@@ -205,6 +204,7 @@ impl<T: Transport> TrackedFields<T> {
                     Err(error) => return Err(Error::WriteStatus(error)),
                 }
             }
+            self.outbox.observe(key, &changes.history, held, history::Now::read());
             changes.merged += seen.merged;
             seen.recorded();
             self.tell(&object, &before, &changes);
@@ -231,9 +231,13 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let held = suspended || point.as_ref().is_some_and(|point| point.spec.suspend.unwrap_or_default());
 
         let outcomes = self.outbox.outcomes(&key);
-        let Some((object, history)) = self.record(&key, object, &outcomes, held).await? else {
-            return Ok(Outcome::Waiting);
-        };
+        let recorded = self.record(&key, Arc::clone(&object), &outcomes, held).await;
+        if let Err(Error::WriteStatus(kube::Error::Api(said))) = &recorded
+            && apply::is_rejected(said)
+        {
+            self.write_rejected(&key, &point_key, object, said).await;
+        }
+        let Some((object, history)) = recorded? else { return Ok(Outcome::Waiting) };
         // Only now: what was seen before, such as the end of the target along with its CRD, is recorded.
         if tracked.as_ref().is_err_and(|untracked| untracked.waiting.ends_tracking()) {
             self.unfollow(&key);
@@ -247,8 +251,6 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         self.outbox.recorded(&key, &outcomes);
 
         let waiting = self.waiting(&key, &object, &history, &tracked, point.as_deref());
-        let expires = history::next_expiry(&history, self.terms.max_age);
-        let expires = expires.map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
         let renew = self.say(&key, object, waiting).await?;
         let unserved = point.is_none() && self.points_phase.absent(&key.namespace).is_some();
         let resync = match tracked {
@@ -264,7 +266,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             Ok(_) => follower::DOUBT,
             Err(_) => self.terms.resync,
         };
-        Ok(Outcome::RequeueAfter([expires, renew].into_iter().flatten().fold(resync, Duration::min)))
+        Ok(Outcome::RequeueAfter(renew.map_or(resync, |renew| renew.min(resync))))
     }
 
     fn gone(&self, key: &Key) {

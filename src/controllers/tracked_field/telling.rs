@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
+use kube::core::Status;
 use kube::{Api, Resource, ResourceExt};
+use tracing::debug;
 
 use super::following::{Tracked, Untracked};
 use super::history::Changes;
@@ -38,6 +40,19 @@ impl<T: Transport> TrackedFields<T> {
                 let note = "changes that wait to be sent are joined with their neighbours: the outbox is full";
                 self.events.warning(object.object_ref(&()), "Record", "EntriesMerged", note.into());
             }
+        }
+    }
+
+    /// The apiserver refused to write the status of this object. Says so once the other objects go on without it: in an Event,
+    /// in the status of its contact point, and in the annotation, which may be refused too.
+    pub(super) async fn write_rejected(&self, key: &Key, point: &Key, object: Arc<TrackedField>, said: &Status) {
+        self.metrics.status_write_rejected(said.code);
+        self.outbox.write_rejected(key, point, said.code, &said.message);
+        let Some(why) = self.outbox.left_out(key) else { return };
+        let waiting = Waiting::WriteRejected(why);
+        self.say_event(key, &object.object_ref(&()), Some(waiting.clone()));
+        if let Err(error) = self.annotate(key, &object, Some(&waiting.to_string())).await {
+            debug!(error = &error as &dyn std::error::Error, "the annotation was not written either; will retry");
         }
     }
 
@@ -106,13 +121,16 @@ impl<T: Transport> TrackedFields<T> {
         waiting: Option<Waiting>,
     ) -> Result<Option<Duration>, Error> {
         let text = waiting.as_ref().map(Waiting::to_string);
-        let written = object.annotations().get(WAITING).cloned();
-        if text != written {
-            let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
-            let annotated = apply::annotate(&api, MANAGER, object.as_ref(), WAITING, text.as_deref()).await;
-            self.written.wrote(key, annotated.map_err(Error::WriteWaiting)?);
-        }
+        self.annotate(key, &object, text.as_deref()).await.map_err(Error::WriteWaiting)?;
         Ok(self.say_event(key, &object.object_ref(&()), waiting))
+    }
+
+    async fn annotate(&self, key: &Key, object: &TrackedField, text: Option<&str>) -> kube::Result<()> {
+        if object.annotations().get(WAITING).map(String::as_str) != text {
+            let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
+            self.written.wrote(key, apply::annotate(&api, MANAGER, object, WAITING, text).await?);
+        }
+        Ok(())
     }
 
     /// Publishes the Event that says why an object waits, once for each change and again before it is forgotten. Gives

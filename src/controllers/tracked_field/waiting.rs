@@ -74,6 +74,8 @@ pub enum Waiting {
         /// Its own reason.
         because: String,
     },
+    /// The apiserver refuses to write its status: nothing more of it is sent.
+    WriteRejected(String),
     /// The receiver does not take messages now; they are tried again.
     DeliveryFailing {
         /// The contact point's name.
@@ -118,6 +120,7 @@ impl Waiting {
             Self::Suspended => "Suspended",
             Self::ContactPointNotFound { .. } => "ContactPointNotFound",
             Self::ContactPointNew { .. } | Self::ContactPointNotReady { .. } => "ContactPointNotReady",
+            Self::WriteRejected(_) => "WriteRejected",
             Self::DeliveryFailing { .. } => "DeliveryFailing",
         }
     }
@@ -157,6 +160,10 @@ impl Waiting {
             }
             Self::ContactPointNew { name } => format!("{name:?}: it has not been tried yet"),
             Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
+            Self::WriteRejected(message) => format!(
+                "the apiserver refuses to write the status, so nothing is recorded and nothing more is sent: {}",
+                brief(message)
+            ),
             Self::DeliveryFailing { name, message } => format!("{name:?}: {message}; it is tried again"),
         }
     }

@@ -90,6 +90,7 @@ pub fn every_metric() -> String {
         metrics.notified(Receiver::Webhook, outcome);
     }
     metrics.notification_latency(Duration::ZERO);
+    metrics.status_write_rejected(403);
     let _watch = metrics.watch("deployments", Purpose::Own);
     metrics.aws_request("DescribeTags", "OK");
     metrics.drift_corrections("a");

@@ -21,7 +21,7 @@ mod telegram;
 mod webhook;
 
 const TOKEN: &str = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw";
-const TEST: Content<'_> = Content::Test { namespace: "team", name: "point" };
+const TEST: Content<'_> = Content::Test { namespace: "team", name: "point", id: "test-1" };
 
 fn config() -> Config {
     Config { allow_loopback: true, attempt_timeout: Duration::from_secs(5), ..Config::default() }
@@ -53,12 +53,19 @@ async fn answering(template: ResponseTemplate) -> MockServer {
     server
 }
 
-fn kind(result: &Result<Sent, Failure>) -> &'static str {
-    match result {
+fn kind(result: &Result<Sent, SendError>) -> &'static str {
+    match result.as_ref().map_err(|error| &error.failure) {
         Ok(_) => "Sent",
         Err(Failure::Retry { .. }) => "Retry",
-        Err(Failure::Rejected { .. }) => "Rejected",
-        Err(Failure::Stop { reason, .. }) => reason.as_str(),
+        Err(Failure::Unsent { .. }) => "Unsent",
+        Err(Failure::Refused { reason, .. }) => reason.as_str(),
+    }
+}
+
+fn after(result: &Result<Sent, SendError>) -> Option<Duration> {
+    match result {
+        Err(SendError { failure: Failure::Retry { after, .. }, .. }) => *after,
+        _ => None,
     }
 }
 
@@ -107,7 +114,8 @@ async fn nothing_is_sent_without_the_lease() {
     let sender = sender(Config { telegram_api_url: server.uri(), held, ..config() });
     for endpoint in [chat(7), hook(parts(&server.uri()))] {
         let result = sender.send(&endpoint, TEST, false).await;
-        assert_eq!(result, Err(Failure::Retry { message: "the leader lease is not held".into(), after: None }));
+        let failure = Failure::Unsent { message: "the leader lease is not held".into() };
+        assert_eq!(result, Err(SendError { failure, carried: 0 }));
     }
     assert_eq!(server.received_requests().await.unwrap().len(), 0);
     holding.store(true, Ordering::SeqCst);
@@ -122,7 +130,7 @@ async fn a_move_is_not_followed_without_the_lease() {
     let asked = AtomicU16::new(0);
     let held: Held = Arc::new(move || asked.fetch_add(1, Ordering::SeqCst) == 0);
     let sender = sender(Config { telegram_api_url: server.uri(), held, ..config() });
-    assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Retry");
+    assert_eq!(kind(&sender.send(&chat(-7), TEST, false).await), "Unsent");
     assert_eq!(server.received_requests().await.unwrap().len(), 1);
 }
 
@@ -174,10 +182,7 @@ async fn a_receiver_that_hangs_is_left_in_time() {
     let sender = sender(Config { telegram_api_url: url.clone(), attempt_timeout: short, ..config() });
     for endpoint in [chat(7), hook(parts(&url)), hook(Parts { timeout: Some(short), ..parts(&url) })] {
         let result = sender.send(&endpoint, TEST, false).await;
-        assert!(
-            matches!(&result, Err(Failure::Retry { message, .. }) if message == "no answer within 0.2 s"),
-            "{result:?}"
-        );
+        assert!(result.as_ref().is_err_and(|error| error.to_string() == "no answer within 0.2 s"), "{result:?}");
     }
     assert!(start.elapsed() < Duration::from_secs(30));
 }

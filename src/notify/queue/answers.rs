@@ -1,12 +1,15 @@
 //! What an answer means: no clock, no network.
+//!
+//! Being refused does not make an entry fail: the receiver may refuse everything. An entry that is refused stays Pending, and
+//! nothing of its `TrackedField` overtakes it. Once the receiver has accepted another message the entry is sent once more,
+//! alone; refused again, it fails.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::Patience;
-use super::line::{Batch, FAILING_FROM, Gate};
+use super::line::{AfterRefusal, Batch, FAILING_FROM, Gate, Pick, Turn};
 use super::lines::{Lines, Request};
-use crate::controllers::tracked_field::history::Outcome;
-use crate::notify::{Failure, Sent};
+use crate::controllers::tracked_field::history::{self, Outcome};
+use crate::notify::{Failure, Refusal, SendError, Sent};
 use crate::runtime::Key;
 
 /// Whom an answer concerns.
@@ -18,22 +21,13 @@ pub struct Concerned {
     pub point: bool,
 }
 
-/// A receiver's word that it will never take the first `carried` entries of a request.
-struct Refusal {
-    message: String,
-    carried: usize,
-    patience: Patience,
-    now: Instant,
-}
-
 impl Lines {
     /// Takes in the answer to a request.
     pub fn answered(
         &mut self,
         point: &Key,
         request: &Request,
-        answer: Result<Sent, Failure>,
-        patience: Patience,
+        answer: Result<Sent, SendError>,
         now: Instant,
     ) -> Concerned {
         let mut concerned = Concerned::default();
@@ -44,75 +38,127 @@ impl Lines {
         match answer {
             Ok(sent) => {
                 // Delivered is delivered, also when the endpoint has changed since.
-                self.settle(point, request, sent.taken, &Outcome::Delivered, &mut concerned);
+                for pick in request.picks.iter().take(sent.taken) {
+                    self.flights.settle(pick, &Outcome::Delivered);
+                    concerned.fields.push(pick.field.clone());
+                }
                 if current && let Some(line) = self.by_point.get_mut(point) {
-                    concerned.point |= line.taken(&sent);
+                    line.batch = None;
+                    concerned.point |= line.accept(&sent, &request.picks);
                 }
             }
-            Err(Failure::Rejected { message, carried }) if !request.picks.is_empty() => {
-                let refusal = Refusal { message, carried, patience, now };
-                self.rejected(point, request, refusal, current, &mut concerned);
-            }
-            Err(failure) => {
-                if current && let Some(line) = self.by_point.get_mut(point) {
-                    concerned.point |= line.refused(failure, patience, now);
-                    if line.failures == FAILING_FROM {
-                        concerned.fields.extend(line.offers.keys().cloned());
-                    }
+            Err(SendError { failure, carried }) if current => match failure {
+                Failure::Retry { message, after } => {
+                    concerned = self.failed(point, request, carried, message, after, now);
                 }
-                self.abandon_batch(point);
-                if self.by_point.get(point).is_none_or(|line| line.batch.is_none()) {
-                    self.ground(point);
+                Failure::Unsent { message } => concerned = self.failed(point, request, 0, message, None, now),
+                Failure::Refused { reason, message } => {
+                    let refusal = (reason, &*message, carried);
+                    concerned.point |= self.refused(point, request, refusal, &mut concerned.fields, now);
                 }
-            }
+            },
+            Err(_) => {}
         }
+        self.abandon_batch(point);
+        if self.by_point.get(point).is_none_or(|line| line.batch.is_none()) {
+            self.ground(point);
+        }
+        concerned.fields.sort();
+        concerned.fields.dedup();
         self.notify(point);
         self.drop_if_idle(point);
         concerned
     }
 
-    /// The receiver does not take these entries.
-    fn rejected(&mut self, point: &Key, request: &Request, refusal: Refusal, current: bool, concerned: &mut Concerned) {
-        let Refusal { message, carried, patience, now } = refusal;
-        let Some(line) = self.by_point.get_mut(point).filter(|_| current) else {
-            self.ground(point);
-            return;
-        };
-        if line.stage == Gate::Stopped {
-            // Perhaps it rejects everything now: the entry must not be lost on finding that out.
-            concerned.point |= line.refused(Failure::Rejected { message, carried }, patience, now);
-            self.ground(point);
-            return;
-        }
-        let first = &request.picks[0];
-        if carried > 1 {
-            line.singly = carried;
+    /// The request may be accepted later.
+    fn failed(
+        &mut self,
+        point: &Key,
+        request: &Request,
+        carried: usize,
+        message: String,
+        after: Option<Duration>,
+        now: Instant,
+    ) -> Concerned {
+        let mut concerned = Concerned { fields: self.expire(request, carried, &message), point: false };
+        let patience = self.patience;
+        let Some(line) = self.by_point.get_mut(point) else { return concerned };
+        if !concerned.fields.is_empty() {
             line.batch = None;
-            self.ground(point);
-        } else if !request.plain && first.object.spec.template.is_some() {
-            line.batch = Some(Batch { picks: vec![first.clone()], plain: true });
-        } else {
-            self.settle(point, request, 1, &Outcome::Failed { reason: message }, concerned);
         }
-        // It answers: this is no failure of the receiver's.
-        if let Some(line) = self.by_point.get_mut(point) {
-            concerned.point |= line.taken(&Sent::default());
+        concerned.point = line.retry(message, after, patience, now);
+        if line.failures == FAILING_FROM {
+            concerned.fields.extend(line.offers.keys().cloned());
         }
-        self.abandon_batch(point);
+        concerned
     }
 
-    /// The first `count` entries of the request have an outcome; the rest of it was not carried.
-    fn settle(&mut self, point: &Key, request: &Request, count: usize, outcome: &Outcome, concerned: &mut Concerned) {
-        for pick in request.picks.iter().take(count) {
-            self.flights.settle(pick, outcome);
-            concerned.fields.push(pick.field.clone());
+    /// An attempt with these entries failed. Those that were too old when it began expire; gives their `TrackedField`s.
+    fn expire(&mut self, request: &Request, carried: usize, message: &str) -> Vec<Key> {
+        let max_age = self.patience.max_age;
+        let waited = |pick: &Pick| self.ages.get(&pick.field).map(|ages| ages.waited(&pick.id, request.began));
+        let carried = request.picks.iter().take(carried);
+        let expired: Vec<_> = carried.filter(|pick| waited(pick).is_some_and(|age| age > max_age)).collect();
+        for pick in &expired {
+            self.flights.settle(pick, &Outcome::Expired { reason: history::expired(max_age, message) });
         }
-        concerned.fields.sort();
-        concerned.fields.dedup();
-        if let Some(line) = self.by_point.get_mut(point) {
+        expired.into_iter().map(|pick| pick.field.clone()).collect()
+    }
+
+    /// The receiver refused the request; whether that is news for the contact point.
+    fn refused(
+        &mut self,
+        point: &Key,
+        request: &Request,
+        (reason, message, carried): (Refusal, &str, usize),
+        fields: &mut Vec<Key>,
+        now: Instant,
+    ) -> bool {
+        let patience = self.patience;
+        let Some(line) = self.by_point.get_mut(point) else { return false };
+        let Some(pick) = request.picks.first().filter(|_| reason.may_be_message()) else {
+            // No entry can be the cause.
+            line.answers.refuse_test(reason, message);
+            let news = line.stop(patience, now);
+            fields.extend(self.expire(request, carried, message));
+            return news;
+        };
+        if carried > 1 {
+            line.answers.refuse_digest(reason, message, request.picks.iter().take(carried));
             line.batch = None;
-            line.singly = line.singly.saturating_sub(count);
+            line.go_on();
+            return false;
         }
+        let last = line.stage == Gate::Open && line.answers.turn_of(&pick.field, &pick.id) == Turn::Last;
+        if !request.plain && pick.object.spec.template.is_some() && (last || reason.suggests_message()) {
+            line.batch = Some(Batch { picks: vec![pick.clone()], plain: true });
+            line.go_on();
+            return false;
+        }
+        line.batch = None;
+        if last {
+            line.answers.fail_entry(pick);
+            line.go_on();
+            self.flights.settle(pick, &Outcome::Failed { reason: message.to_owned() });
+            fields.push(pick.field.clone());
+            return false;
+        }
+        let expired = self.expire(request, carried, message);
+        let Some(line) = self.by_point.get_mut(point) else { return false };
+        let after = line.answers.refuse_entry(reason, message, pick, expired.is_empty());
+        fields.extend(expired);
+        if after == AfterRefusal::GoOn && line.stage == Gate::Open {
+            line.go_on();
+            return false;
+        }
+        let is_stopped = line.stage == Gate::Stopped;
         self.ground(point);
+        let alternates = reason.suggests_message() && is_stopped && self.alternates(point);
+        let Some(line) = self.by_point.get_mut(point) else { return false };
+        if alternates {
+            line.stop_silently();
+            return false;
+        }
+        line.stop(patience, now)
     }
 }

@@ -6,9 +6,16 @@ use super::line::Pick;
 use crate::controllers::tracked_field::history::Outcome;
 use crate::runtime::Key;
 
+/// After so many refused writes of one `TrackedField`'s status the others go on without it.
+pub(super) const REJECTED_WRITES: u32 = 5;
+
 /// By `TrackedField`: while one of its entries is in flight, no line takes another one.
 #[derive(Default)]
-pub(super) struct Flights(HashMap<Key, Vec<Flying>>);
+pub(super) struct Flights {
+    by_field: HashMap<Key, Vec<Flying>>,
+    /// `TrackedField`s whose status the apiserver refuses to write.
+    rejected: HashMap<Key, RejectedWrites>,
+}
 
 struct Flying {
     id: String,
@@ -17,14 +24,24 @@ struct Flying {
     outcome: Option<Outcome>,
 }
 
+struct RejectedWrites {
+    count: u32,
+    /// The status code of the last answer.
+    code: u16,
+    /// What the apiserver said first with that code: other words alone are no news.
+    message: String,
+    /// The contact point of the `TrackedField`.
+    point: Key,
+}
+
 impl Flights {
     pub(super) fn take_off(&mut self, line: &Key, Pick { field, id, .. }: &Pick) {
         let flying = Flying { id: id.to_string(), line: line.clone(), outcome: None };
-        self.0.entry(field.clone()).or_default().push(flying);
+        self.by_field.entry(field.clone()).or_default().push(flying);
     }
 
     pub(super) fn settle(&mut self, Pick { field, id, .. }: &Pick, outcome: &Outcome) {
-        let flying = self.0.get_mut(field).into_iter().flatten();
+        let flying = self.by_field.get_mut(field).into_iter().flatten();
         for entry in flying.filter(|entry| *entry.id == **id) {
             entry.outcome = Some(outcome.clone());
         }
@@ -32,7 +49,7 @@ impl Flights {
 
     /// What has no outcome in that line will have none. Gives the `TrackedField`s of which nothing flies any more.
     pub(super) fn ground(&mut self, line: &Key) -> Vec<Key> {
-        self.0
+        self.by_field
             .extract_if(|_, flying| {
                 flying.retain(|entry| entry.line != *line || entry.outcome.is_some());
                 flying.is_empty()
@@ -43,39 +60,72 @@ impl Flights {
 
     /// These outcomes are recorded. Gives the lines of their entries.
     pub(super) fn recorded(&mut self, field: &Key, outcomes: &[(String, Outcome)]) -> Vec<Key> {
-        let Some(flying) = self.0.get_mut(field) else { return Vec::new() };
+        let Some(flying) = self.by_field.get_mut(field) else { return Vec::new() };
         let is_done = |entry: &mut Flying| entry.outcome.is_some() && outcomes.iter().any(|(id, _)| *id == entry.id);
         let lines = flying.extract_if(.., is_done).map(|entry| entry.line).collect();
         if flying.is_empty() {
-            self.0.remove(field);
+            self.by_field.remove(field);
         }
         lines
     }
 
     /// Nobody will record anything of that `TrackedField`. Gives the lines of its entries.
     pub(super) fn forget(&mut self, field: &Key) -> Vec<Key> {
-        self.0.remove(field).into_iter().flatten().map(|entry| entry.line).collect()
+        self.rejected.remove(field);
+        self.by_field.remove(field).into_iter().flatten().map(|entry| entry.line).collect()
+    }
+
+    /// The apiserver refused to write the status of that `TrackedField`, which sends to `point`. Whether the others go on
+    /// without it from here on.
+    pub(super) fn write_rejected(&mut self, field: &Key, point: &Key, code: u16, message: &str) -> bool {
+        let known = self.rejected.remove(field).filter(|writes| writes.code == code);
+        let (count, message) = known.map_or_else(|| (0, message.to_owned()), |known| (known.count, known.message));
+        let count = count.saturating_add(1);
+        self.rejected.insert(field.clone(), RejectedWrites { count, code, message, point: point.clone() });
+        count == REJECTED_WRITES
+    }
+
+    /// Why the others go on without that `TrackedField`, if they do.
+    pub(super) fn left_out(&self, field: &Key) -> Option<&str> {
+        self.rejected.get(field).filter(|writes| writes.count >= REJECTED_WRITES).map(|writes| &*writes.message)
+    }
+
+    /// The `TrackedField`s that the contact point goes on without, and why.
+    pub(super) fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
+        let of_point = self.rejected.iter().filter(|(_, writes)| writes.point == *point);
+        of_point.filter_map(|(field, _)| Some((field.clone(), self.left_out(field)?.to_owned()))).collect()
+    }
+
+    /// The status of that `TrackedField` was written. Gives the contact point that had gone on without it.
+    pub(super) fn write_accepted(&mut self, field: &Key) -> Option<Key> {
+        let writes = self.rejected.remove(field)?;
+        (writes.count >= REJECTED_WRITES).then_some(writes.point)
     }
 
     pub(super) fn has(&self, field: &Key) -> bool {
-        self.0.contains_key(field)
+        self.by_field.contains_key(field)
     }
 
     pub(super) fn ids(&self, field: &Key) -> HashSet<String> {
-        self.0.get(field).into_iter().flatten().map(|entry| entry.id.clone()).collect()
+        self.by_field.get(field).into_iter().flatten().map(|entry| entry.id.clone()).collect()
     }
 
     pub(super) fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
-        let flying = self.0.get(field).into_iter().flatten();
+        let flying = self.by_field.get(field).into_iter().flatten();
         flying.filter_map(|entry| Some((entry.id.clone(), entry.outcome.clone()?))).collect()
     }
 
-    /// Whether something of that line is settled and not recorded.
+    /// Whether the line has to wait until something that is settled is recorded.
     pub(super) fn unrecorded(&self, line: &Key) -> bool {
-        self.0.values().flatten().any(|entry| entry.line == *line && entry.outcome.is_some())
+        self.awaited().any(|entry| entry.line == *line)
     }
 
     pub(super) fn all_recorded(&self) -> bool {
-        !self.0.values().flatten().any(|entry| entry.outcome.is_some())
+        self.awaited().next().is_none()
+    }
+
+    fn awaited(&self) -> impl Iterator<Item = &Flying> {
+        let fields = self.by_field.iter().filter(|(field, _)| self.left_out(field).is_none());
+        fields.flat_map(|(_, flying)| flying).filter(|entry| entry.outcome.is_some())
     }
 }

@@ -1,16 +1,16 @@
 //! The line of one contact point: what its receiver's answers make of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
-use super::{Patience, Standing};
+use super::{Patience, Standing, TestMessage};
 use crate::api::TrackedField;
 use crate::controllers::tracked_field::history;
-use crate::notify::{Endpoint, Failure, LONGEST_PAUSE, Sent, StopReason};
+use crate::notify::{Endpoint, LONGEST_PAUSE, Refusal, Sent};
 use crate::runtime::Key;
 use crate::runtime::backoff::Series;
 use crate::runtime::telemetry::traces::{self, Origin};
@@ -18,8 +18,8 @@ use crate::runtime::telemetry::traces::{self, Origin};
 /// From which failure in a row messages count as failing: one is no news.
 pub(super) const FAILING_FROM: u32 = 2;
 
-/// The reason when a test message is rejected.
-const REJECTED: &str = "Rejected";
+/// So many different messages that are rejected in a row stop the contact point.
+const REJECTED_IN_A_ROW: u32 = 3;
 
 /// A pause of this length that a receiver asks for is told of at once.
 const LONG: Duration = Duration::from_secs(30);
@@ -31,17 +31,210 @@ pub(super) struct Line {
     pub(super) standing: Option<Standing>,
     pub(super) offers: BTreeMap<Key, Offer>,
     pub(super) batch: Option<Batch>,
-    /// How many of the next entries go alone, because a digest with them in it was rejected.
-    pub(super) singly: usize,
     pub(super) failures: u32,
     pub(super) backoff: Option<Series>,
     pub(super) not_before: Option<Instant>,
+    pub(super) answers: Answers,
+    pub(super) test: TestMessage,
     /// Which configuration this is, of all that ever were: what was begun under another one is not this endpoint's.
     pub(super) edition: u64,
     /// A request is in the air: whatever happens to the line, its answer is still to come.
     pub(super) sending: bool,
     pub(super) changed: Arc<Notify>,
     pub(super) has_worker: bool,
+}
+
+/// What a receiver answered to messages so far. It is kept in memory only: after a restart a refused entry gets one more
+/// attempt before it can fail.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// How many messages the receiver accepted.
+    accepted: u64,
+    /// How many messages the receiver rejected since, each perhaps for its own fault.
+    rejected_in_a_row: u32,
+    /// The last answer made an entry fail: other messages go before the next entry that may fail.
+    just_failed: bool,
+    /// A stopped receiver accepted a test message, and no entry since. People see a test message, so there is no second one.
+    test_accepted: bool,
+    /// The last refusal.
+    refusal: Option<(Refusal, String)>,
+    by_field: HashMap<Key, Marks>,
+    /// When the test message was refused last, as [`Marks::tried`].
+    test_tried: u64,
+    turn: u64,
+}
+
+/// What a receiver answered to the messages of one `TrackedField`.
+#[derive(Default)]
+struct Marks {
+    /// The entry that it refused, and how many messages it had accepted by then. Nothing of the `TrackedField` overtakes the
+    /// entry.
+    refused: Option<(Arc<str>, u64)>,
+    /// Entries of a refused digest: each goes alone.
+    alone: HashSet<Arc<str>>,
+    /// When an entry was refused last; the one of the smallest number is the next in turn. Zero: not since the receiver
+    /// accepted something.
+    tried: u64,
+}
+
+/// What a receiver's answers make of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Not refused.
+    Fresh,
+    /// Refused, and nothing has been accepted since.
+    Refused,
+    /// Refused, and something has been accepted since: the next refusal makes the entry fail.
+    Last,
+}
+
+/// What happens after a refused entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AfterRefusal {
+    /// The queue goes on at once.
+    GoOn,
+    /// The contact point stops.
+    Stop,
+}
+
+impl Answers {
+    /// The receiver accepted a message: the test message, or these entries.
+    pub(super) fn accept<'a>(&mut self, entries: impl Iterator<Item = &'a Pick>, is_stopped: bool) {
+        self.accepted += 1;
+        self.rejected_in_a_row = 0;
+        self.just_failed = false;
+        let mut is_test = true;
+        for pick in entries {
+            is_test = false;
+            self.forget_entry(&pick.field, &pick.id);
+        }
+        self.test_accepted = is_test && (self.test_accepted || is_stopped);
+        for marks in self.by_field.values_mut() {
+            marks.tried = 0;
+        }
+        self.by_field.retain(|_, marks| !marks.is_empty());
+    }
+
+    /// The receiver refused the test message.
+    pub(super) fn refuse_test(&mut self, reason: Refusal, message: &str) {
+        self.refusal = Some((reason, message.to_owned()));
+        self.turn += 1;
+        self.test_tried = self.turn;
+    }
+
+    /// The receiver refused a digest, which accuses none of its entries.
+    pub(super) fn refuse_digest<'a>(
+        &mut self,
+        reason: Refusal,
+        message: &str,
+        entries: impl Iterator<Item = &'a Pick>,
+    ) {
+        self.refusal = Some((reason, message.to_owned()));
+        for pick in entries {
+            self.by_field.entry(pick.field.clone()).or_default().alone.insert(Arc::clone(&pick.id));
+        }
+    }
+
+    /// The receiver refused an entry that went alone. One that is not `kept` has an outcome.
+    pub(super) fn refuse_entry(&mut self, reason: Refusal, message: &str, pick: &Pick, kept: bool) -> AfterRefusal {
+        self.refusal = Some((reason, message.to_owned()));
+        self.turn += 1;
+        let accepted = self.accepted;
+        let marks = self.by_field.entry(pick.field.clone()).or_default();
+        marks.tried = self.turn;
+        marks.alone.remove(&pick.id);
+        marks.refused = kept.then(|| (Arc::clone(&pick.id), accepted));
+        if !reason.suggests_message() {
+            return AfterRefusal::Stop;
+        }
+        self.rejected_in_a_row += 1;
+        if self.rejected_in_a_row < REJECTED_IN_A_ROW { AfterRefusal::GoOn } else { AfterRefusal::Stop }
+    }
+
+    /// The receiver refused an entry once more, and accepted another message in between.
+    pub(super) fn fail_entry(&mut self, pick: &Pick) {
+        self.just_failed = true;
+        self.forget_entry(&pick.field, &pick.id);
+    }
+
+    fn forget_entry(&mut self, field: &Key, id: &Arc<str>) {
+        let Some(marks) = self.by_field.get_mut(field) else { return };
+        marks.alone.remove(id);
+        marks.refused.take_if(|(refused, _)| refused == id);
+        if marks.is_empty() {
+            self.by_field.remove(field);
+        }
+    }
+
+    /// Nothing of that `TrackedField` waits here any more.
+    pub(super) fn forget(&mut self, field: &Key) {
+        self.by_field.remove(field);
+    }
+
+    /// These entries of that `TrackedField` wait, and no others.
+    pub(super) fn renew(&mut self, field: &Key, waiting: &[Arc<str>]) {
+        let Some(marks) = self.by_field.get_mut(field) else { return };
+        marks.alone.retain(|id| waiting.contains(id));
+        marks.refused.take_if(|(id, _)| waiting.first() != Some(id));
+        if waiting.is_empty() || marks.is_empty() {
+            self.by_field.remove(field);
+        }
+    }
+
+    /// What the answers so far make of that entry.
+    pub(super) fn turn_of(&self, field: &Key, id: &Arc<str>) -> Turn {
+        match self.by_field.get(field).and_then(|marks| marks.refused.as_ref()) {
+            Some((refused, accepted)) if refused == id => {
+                if self.accepted > *accepted {
+                    Turn::Last
+                } else {
+                    Turn::Refused
+                }
+            }
+            _ => Turn::Fresh,
+        }
+    }
+
+    /// Whether that entry was in a digest that the receiver refused.
+    pub(super) fn goes_alone(&self, field: &Key, id: &Arc<str>) -> bool {
+        self.by_field.get(field).is_some_and(|marks| marks.alone.contains(id))
+    }
+
+    /// A message was rejected, perhaps for its own fault, and none was accepted since.
+    pub(super) fn is_rejecting(&self) -> bool {
+        self.rejected_in_a_row > 0
+    }
+
+    /// Other messages go before the next entry that may fail.
+    pub(super) fn has_just_failed(&self) -> bool {
+        self.just_failed
+    }
+
+    /// When an entry of that `TrackedField` was refused last: the smallest number is the next in turn.
+    pub(super) fn tried(&self, field: &Key) -> u64 {
+        self.by_field.get(field).map_or(0, |marks| marks.tried)
+    }
+
+    /// Whether a stopped receiver may be sent the test message.
+    pub(super) fn may_test(&self) -> bool {
+        !self.test_accepted
+    }
+
+    /// Whether the test message is next where it alternates with the only `TrackedField` that waits.
+    pub(super) fn test_is_next(&self, field: &Key) -> bool {
+        self.may_test() && self.test_tried < self.tried(field)
+    }
+
+    /// Somebody asks for an attempt, and nothing waits that could be one.
+    pub(super) fn allow_test(&mut self) {
+        self.test_accepted = false;
+    }
+}
+
+impl Marks {
+    fn is_empty(&self) -> bool {
+        self.refused.is_none() && self.alone.is_empty() && self.tried == 0
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,7 +271,7 @@ impl Offer {
     pub fn of(object: &Arc<TrackedField>) -> serde_json::Result<Self> {
         let history = object.history()?;
         let ids = history::pending(&history).filter_map(|(entry, _)| entry.id.as_deref().map(Arc::from)).collect();
-        let since = history::next_expiry(&history, Duration::ZERO);
+        let since = history::waiting_since(&history);
         Ok(Self { object: Arc::clone(object), ids, since, origin: traces::here() })
     }
 }
@@ -99,21 +292,29 @@ pub(super) struct Batch {
 }
 
 impl Line {
-    /// Nothing is being tried.
+    /// Nothing is being tried, and nothing is known of the receiver.
     pub(super) fn rest(&mut self) {
         self.batch = None;
-        self.singly = 0;
-        self.failures = 0;
-        self.backoff = None;
-        self.not_before = None;
+        self.answers = Answers::default();
+        self.go_on();
         self.changed.notify_one();
     }
 
-    /// The receiver took something; whether that is news for the contact point.
-    pub(super) fn taken(&mut self, sent: &Sent) -> bool {
+    /// The next request may be sent at once.
+    pub(super) fn go_on(&mut self) {
         self.failures = 0;
         self.backoff = None;
         self.not_before = None;
+    }
+
+    /// The receiver accepted the test message or these entries; whether that is news for the contact point.
+    pub(super) fn accept(&mut self, sent: &Sent, entries: &[Pick]) -> bool {
+        self.go_on();
+        self.answers.accept(entries.iter().take(sent.taken), self.stage == Gate::Stopped);
+        let is_test = entries.is_empty();
+        if is_test {
+            self.test.accepted += 1;
+        }
         self.stage = match self.stage {
             Gate::Test => Gate::Tested,
             Gate::Stopped => Gate::Open,
@@ -130,61 +331,49 @@ impl Line {
         if news {
             self.standing = Some(standing);
         }
-        news
+        news || is_test
     }
 
-    /// The receiver took nothing; whether that is news for the contact point.
-    pub(super) fn refused(&mut self, failure: Failure, patience: Patience, now: Instant) -> bool {
-        let (standing, delay) = match failure {
-            Failure::Retry { message, after } => {
-                self.failures += 1;
-                let delay = self.backoff.get_or_insert_with(|| patience.retry.series()).next_delay();
-                let asked = after.unwrap_or_default();
-                if asked < LONG {
-                    (Standing::Retrying(message), delay.max(asked))
-                } else {
-                    // The next failure is too far away to wait for.
-                    self.failures = self.failures.max(FAILING_FROM);
-                    (
-                        Standing::Retrying(format!("{message} (not before {} s have passed)", asked.as_secs())),
-                        delay.max(asked),
-                    )
-                }
-            }
-            Failure::Stop { reason, message } => {
-                self.stop();
-                (Standing::Stopped { reason: reason.as_str(), message }, patience.stopped)
-            }
-            Failure::Rejected { message, .. } => {
-                self.stop();
-                (Standing::Stopped { reason: REJECTED, message }, patience.stopped)
-            }
+    /// The receiver did not answer, or may accept the same later; whether that is news for the contact point.
+    pub(super) fn retry(&mut self, message: String, after: Option<Duration>, patience: Patience, now: Instant) -> bool {
+        self.failures += 1;
+        let delay = self.backoff.get_or_insert_with(|| patience.retry.series()).next_delay();
+        let asked = after.unwrap_or_default();
+        let message = if asked < LONG {
+            message
+        } else {
+            // The next failure is too far away to wait for.
+            self.failures = self.failures.max(FAILING_FROM);
+            format!("{message} (not before {} s have passed)", asked.as_secs())
         };
-        self.not_before = Some(now + delay.min(LONGEST_PAUSE));
-        // Each 401 has the Secret read again: it may have been mended.
-        let unauthorized =
-            matches!(standing, Standing::Stopped { reason, .. } if reason == StopReason::Unauthorized.as_str());
+        self.not_before = Some(now + delay.max(asked).min(LONGEST_PAUSE));
+        self.say(Standing::Retrying(message))
+    }
+
+    /// Stops the contact point for the reason of the last refusal; whether that is news for it.
+    pub(super) fn stop(&mut self, patience: Patience, now: Instant) -> bool {
+        self.stop_silently();
+        self.not_before = Some(now + patience.stopped);
+        let Some((reason, message)) = self.answers.refusal.clone() else { return false };
+        let news = self.say(Standing::Stopped { reason: reason.as_str(), message });
+        // Each 401 has the Secret read again: somebody may have fixed it.
+        news || reason == Refusal::Unauthorized
+    }
+
+    /// Stops the contact point without a word: the test message is sent at once, and its answer shows whether the receiver
+    /// accepts anything. So a contact point does not change its status for every message that is rejected.
+    pub(super) fn stop_silently(&mut self) {
+        self.stage = Gate::Stopped;
+        self.batch = None;
+        self.go_on();
+    }
+
+    fn say(&mut self, standing: Standing) -> bool {
         let news = !self.standing.as_ref().is_some_and(|known| says_the_same(known, &standing));
         if news {
             self.standing = Some(standing);
         }
-        news || unauthorized
-    }
-
-    /// A receiver that rejected the test message is asked with that again: an entry would only be lost on it.
-    pub(super) fn asks_with_test_message(&self) -> bool {
-        match self.stage {
-            Gate::Test => true,
-            Gate::Stopped => matches!(self.standing, Some(Standing::Stopped { reason: REJECTED, .. })),
-            Gate::Closed | Gate::Tested | Gate::Open => false,
-        }
-    }
-
-    pub(super) fn stop(&mut self) {
-        self.stage = Gate::Stopped;
-        self.batch = None;
-        self.failures = 0;
-        self.backoff = None;
+        news
     }
 
     /// What is tried again of `field` keeps no older state of it than need be.

@@ -1,19 +1,20 @@
 //! What waits, and what is sent next: no clock, no network.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet, hash_map};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet, hash_map};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use serde::de::Error as _;
 use tokio::sync::Notify;
 
 use super::flights::Flights;
-use super::line::{Batch, FAILING_FROM, Gate, Line, Offer, Pick};
-use super::{Stage, Standing};
+use super::line::{Batch, FAILING_FROM, Gate, Line, Offer, Pick, Turn};
+use super::{Patience, Stage, Standing, TestMessage};
 use crate::api::TrackedField;
-use crate::controllers::tracked_field::history::{self, Outcome};
+use crate::api::tracked_field::Entry;
+use crate::controllers::tracked_field::history::{self, Ages, Now, Outcome};
 use crate::notify::{Endpoint, Item};
 use crate::runtime::Key;
 use crate::runtime::telemetry::traces::Origin;
@@ -23,12 +24,14 @@ use crate::runtime::telemetry::traces::Origin;
 const BATCH: usize = 100;
 
 /// The lines of all contact points.
-#[derive(Default)]
 pub struct Lines {
+    pub(super) patience: Patience,
     pub(super) by_point: HashMap<Key, Line>,
     /// Which line the entries of a `TrackedField` wait in.
     places: HashMap<Key, Key>,
     pub(super) flights: Flights,
+    /// How long the Pending entries of each `TrackedField` have waited.
+    pub(super) ages: HashMap<Key, Ages>,
     /// How many configurations there have been.
     editions: u64,
 }
@@ -39,6 +42,10 @@ pub struct Request {
     pub endpoint: Endpoint,
     /// Of what; of nothing, for the test message.
     pub(super) picks: Vec<Pick>,
+    /// The id of the test message.
+    pub test_id: String,
+    /// When the attempt began.
+    pub(super) began: Instant,
     /// Without any template of a user's.
     pub plain: bool,
     pub(super) edition: u64,
@@ -88,17 +95,47 @@ pub enum Next {
     Send,
     /// Wait for a change, until then at the latest.
     Wait(Option<Instant>),
+    /// The contact point has stopped: its status has to say so.
+    Stopped,
+}
+
+/// What a line sends next.
+enum Choice {
+    Entries(Batch),
+    Test,
+    Nothing,
+    /// Entries wait, and the receiver has rejected one of each `TrackedField` since it accepted something.
+    NoneLeft,
 }
 
 impl Lines {
+    /// No line yet.
+    pub fn new(patience: Patience) -> Self {
+        Self {
+            patience,
+            by_point: HashMap::new(),
+            places: HashMap::new(),
+            flights: Flights::default(),
+            ages: HashMap::new(),
+            editions: 0,
+        }
+    }
+
     /// What will tell the worker that the line needs of changes; none if it has one already.
-    pub fn configure(&mut self, point: &Key, endpoint: Endpoint, stage: Stage) -> Option<Arc<Notify>> {
+    pub fn configure(
+        &mut self,
+        point: &Key,
+        endpoint: Endpoint,
+        stage: Stage,
+        test: TestMessage,
+    ) -> Option<Arc<Notify>> {
         self.ground(point);
         self.editions += 1;
         let line = self.by_point.entry(point.clone()).or_default();
         line.endpoint = Some(endpoint);
         line.edition = self.editions;
         line.standing = None;
+        line.test = test;
         line.stage = match stage {
             Stage::Test => Gate::Test,
             Stage::Open => Gate::Open,
@@ -146,11 +183,19 @@ impl Lines {
         let Some(line) = self.by_point.get_mut(point) else { return };
         line.backoff = None;
         line.not_before = line.not_before.map(|_| now);
+        if line.offers.is_empty() {
+            line.answers.allow_test();
+        }
         line.changed.notify_one();
     }
 
     pub fn standing(&self, point: &Key) -> Standing {
         self.by_point.get(point).and_then(|line| line.standing.clone()).unwrap_or(Standing::Untried)
+    }
+
+    /// How many test messages of its configuration the receiver of `point` accepted.
+    pub fn tests_accepted(&self, point: &Key) -> i64 {
+        self.by_point.get(point).map_or(0, |line| line.test.accepted)
     }
 
     pub fn failing(&self, point: &Key) -> Option<String> {
@@ -172,12 +217,16 @@ impl Lines {
         let before = self.take_out(&field);
         let before = before.map_or(0, |(place, waited)| {
             if place != *point {
+                self.forget(&place, &field);
                 self.abandon_batch(&place);
                 self.drop_if_idle(&place);
             }
             waited
         });
         let pending = offer.ids.len();
+        if let Some(line) = self.by_point.get_mut(point) {
+            line.answers.renew(&field, &offer.ids);
+        }
         if pending > 0 {
             let line = self.by_point.entry(point.clone()).or_default();
             line.renew_batch(&field, &offer.object);
@@ -208,10 +257,19 @@ impl Lines {
         self.places.contains_key(field)
     }
 
+    /// The contact point that goes on without `field`, which is gone now.
+    pub fn no_longer_left_out(&mut self, field: &Key) -> Option<Key> {
+        self.flights.write_accepted(field)
+    }
+
     /// How many more entries wait than before.
     pub fn withdraw(&mut self, field: &Key, gone: bool) -> i64 {
         let before = self.take_out(field);
         if gone {
+            self.ages.remove(field);
+            for line in self.by_point.values_mut() {
+                line.answers.forget(field);
+            }
             for line in self.flights.forget(field) {
                 self.notify(&line);
             }
@@ -222,17 +280,62 @@ impl Lines {
         -signed(waited)
     }
 
+    fn forget(&mut self, point: &Key, field: &Key) {
+        if let Some(line) = self.by_point.get_mut(point) {
+            line.answers.forget(field);
+        }
+    }
+
+    /// This is what the status of `field` has, and whether its entries are held back from now on. Gives how long entries were
+    /// held back so far.
+    pub fn observe(&mut self, field: &Key, history: &[Entry], held: bool, now: Now) -> BTreeMap<String, Duration> {
+        let ages = self.ages.entry(field.clone()).or_default();
+        ages.observe(history, held, now);
+        let held_for = ages.held();
+        if ages.is_empty() {
+            self.ages.remove(field);
+        }
+        held_for
+    }
+
     pub fn outcomes(&self, field: &Key) -> Vec<(String, Outcome)> {
         self.flights.outcomes(field)
     }
 
-    pub fn recorded(&mut self, field: &Key, outcomes: &[(String, Outcome)]) {
+    /// Gives the contact point that went on without `field`, and does no longer.
+    pub fn recorded(&mut self, field: &Key, outcomes: &[(String, Outcome)]) -> Option<Key> {
         for line in self.flights.recorded(field, outcomes) {
             self.notify(&line);
         }
         if let Some(place) = self.places.get(field) {
             self.notify(place);
         }
+        self.flights.write_accepted(field)
+    }
+
+    /// The apiserver refused to write the status of `field`, which sends to `point`. Whether the others go on without it from
+    /// here on.
+    pub fn write_rejected(&mut self, field: &Key, point: &Key, code: u16, message: &str) -> bool {
+        let newly = self.flights.write_rejected(field, point, code, message);
+        if newly {
+            // Its outcome may be one of another contact point.
+            for line in self.by_point.values() {
+                line.changed.notify_one();
+            }
+        }
+        newly
+    }
+
+    /// Why the contact points go on without `field`, if they do.
+    pub fn left_out(&self, field: &Key) -> Option<String> {
+        self.flights.left_out(field).map(str::to_owned)
+    }
+
+    /// The `TrackedField`s that `point` goes on without, and why.
+    pub fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
+        let mut left_out = self.flights.left_out_of(point);
+        left_out.sort();
+        left_out
     }
 
     pub fn in_flight(&self, field: &Key) -> HashSet<String> {
@@ -262,24 +365,98 @@ impl Lines {
     }
 
     /// What the line of `point` is to do at `now`.
-    pub fn next(&self, point: &Key, now: Instant) -> Next {
-        let Some(line) = self.by_point.get(point) else { return Next::Wait(None) };
-        let unrecorded = self.flights.unrecorded(point);
-        let something = match line.stage {
-            Gate::Closed | Gate::Tested => false,
-            Gate::Test | Gate::Stopped => true,
-            Gate::Open => line.batch.is_some() || self.sendable(line).next().is_some(),
-        };
-        match line.not_before {
-            _ if unrecorded || !something || line.sending || line.endpoint.is_none() => Next::Wait(None),
-            Some(instant) if instant > now => Next::Wait(Some(instant)),
-            _ => Next::Send,
+    pub fn next(&mut self, point: &Key, now: Instant) -> Next {
+        loop {
+            let Some(line) = self.by_point.get(point) else { return Next::Wait(None) };
+            if line.sending || line.endpoint.is_none() || self.flights.unrecorded(point) {
+                return Next::Wait(None);
+            }
+            if let Some(instant) = line.not_before.filter(|instant| *instant > now) {
+                let something = match line.stage {
+                    Gate::Closed | Gate::Tested => false,
+                    Gate::Test => true,
+                    Gate::Stopped if line.answers.may_test() => true,
+                    Gate::Stopped | Gate::Open => line.batch.is_some() || self.sendable(line).next().is_some(),
+                };
+                return Next::Wait(something.then_some(instant));
+            }
+            match self.choose(line) {
+                Choice::Entries(_) | Choice::Test => return Next::Send,
+                Choice::Nothing => return Next::Wait(None),
+                Choice::NoneLeft => {
+                    let (alternates, patience) = (self.alternates(point), self.patience);
+                    let Some(line) = self.by_point.get_mut(point) else { return Next::Wait(None) };
+                    if alternates {
+                        line.stop_silently();
+                    } else if line.stop(patience, now) {
+                        return Next::Stopped;
+                    }
+                }
+            }
         }
     }
 
     /// Offers of a line with nothing in the air.
-    fn sendable<'a>(&'a self, line: &'a Line) -> impl Iterator<Item = (&'a Key, &'a Offer)> {
+    pub(super) fn sendable<'a>(&'a self, line: &'a Line) -> impl Iterator<Item = (&'a Key, &'a Offer)> {
         line.offers.iter().filter(|(field, _)| !self.flights.has(field))
+    }
+
+    /// Whether the test message alternates with the oldest entry: only one `TrackedField` waits.
+    pub(super) fn alternates(&self, point: &Key) -> bool {
+        let line = self.by_point.get(point);
+        line.is_some_and(|line| line.answers.may_test() && self.sendable(line).count() == 1)
+    }
+
+    fn choose(&self, line: &Line) -> Choice {
+        match (&line.batch, line.stage) {
+            (_, Gate::Closed | Gate::Tested) => Choice::Nothing,
+            (_, Gate::Test) => Choice::Test,
+            (Some(batch), Gate::Open | Gate::Stopped) => Choice::Entries(batch.clone()),
+            (None, Gate::Open) => self.choose_when_open(line),
+            (None, Gate::Stopped) => self.choose_when_stopped(line),
+        }
+    }
+
+    /// Refused entries go alone, and only after something was accepted; everything else goes oldest first.
+    fn choose_when_open(&self, line: &Line) -> Choice {
+        let (mut fresh, mut last, mut refused) = (Vec::new(), Vec::new(), false);
+        for (field, offer) in self.sendable(line) {
+            let Some(head) = offer.ids.first() else { continue };
+            match line.answers.turn_of(field, head) {
+                Turn::Fresh => fresh.push((field, offer)),
+                Turn::Last => last.push((field, offer)),
+                Turn::Refused => refused = true,
+            }
+        }
+        let fresh = |count| Self::oldest(line, &fresh, count);
+        let last = || Self::oldest(line, &last, 1);
+        let picks = if line.answers.is_rejecting() {
+            fresh(1)
+        } else if line.answers.has_just_failed() {
+            Some(fresh(BATCH)).filter(|picks| !picks.is_empty()).unwrap_or_else(last)
+        } else {
+            Some(last()).filter(|picks| !picks.is_empty()).unwrap_or_else(|| fresh(BATCH))
+        };
+        match picks.is_empty() {
+            false => Choice::Entries(Batch { picks, plain: false }),
+            true if refused => Choice::NoneLeft,
+            true => Choice::Nothing,
+        }
+    }
+
+    /// The oldest entry of each waiting `TrackedField` in turn, alone; the test message where none waits, and in turn with
+    /// the only one that does.
+    fn choose_when_stopped(&self, line: &Line) -> Choice {
+        let waiting: Vec<_> = self.sendable(line).collect();
+        match waiting.as_slice() {
+            [] if line.answers.may_test() => return Choice::Test,
+            [] => return Choice::Nothing,
+            [(field, _)] if line.answers.test_is_next(field) => return Choice::Test,
+            _ => {}
+        }
+        let next = waiting.into_iter().min_by_key(|(field, offer)| (line.answers.tried(field), offer.ids.first()));
+        let picks = Self::oldest(line, next.as_slice(), 1);
+        Choice::Entries(Batch { picks, plain: false })
     }
 
     /// The request to send now, if there still is one and the line still has that configuration. Its entries are in
@@ -289,30 +466,25 @@ impl Lines {
             return None;
         }
         self.ground(point);
-        let line = self.by_point.get(point)?;
-        let batch = match (&line.batch, line.stage) {
-            _ if line.asks_with_test_message() => Batch { picks: Vec::new(), plain: false },
-            (Some(batch), _) => batch.clone(),
-            (_, Gate::Stopped) => Batch { picks: self.oldest(line, 1), plain: false },
-            _ => Batch { picks: self.oldest(line, if line.singly > 0 { 1 } else { BATCH }), plain: false },
+        let batch = match self.choose(self.by_point.get(point)?) {
+            Choice::Entries(batch) => Some(batch),
+            Choice::Test => None,
+            Choice::Nothing | Choice::NoneLeft => return None,
         };
-        if batch.picks.is_empty() && line.stage == Gate::Open {
-            return None;
-        }
-        for pick in &batch.picks {
+        for pick in batch.iter().flat_map(|batch| &batch.picks) {
             self.flights.take_off(point, pick);
         }
         let line = self.by_point.get_mut(point)?;
         let endpoint = line.endpoint.clone()?;
-        let request = Request { endpoint, picks: batch.picks.clone(), plain: batch.plain, edition: line.edition };
-        line.batch = (!batch.picks.is_empty()).then_some(batch);
+        let (picks, plain) = batch.as_ref().map(|batch| (batch.picks.clone(), batch.plain)).unwrap_or_default();
+        let request = Request { endpoint, picks, test_id: line.test.id(), began: now, plain, edition: line.edition };
+        line.batch = batch;
         line.sending = true;
         Some(request)
     }
 
-    /// The oldest pending entries of a line. Ids are `UUIDv7`: they sort by time.
-    fn oldest(&self, line: &Line, count: usize) -> Vec<Pick> {
-        let offers: Vec<_> = self.sendable(line).collect();
+    /// The oldest entries of these offers, up to the first that goes alone. Ids are `UUIDv7`: they sort by time.
+    fn oldest(line: &Line, offers: &[(&Key, &Offer)], count: usize) -> Vec<Pick> {
         let head = |offer: usize, at: usize| offers[offer].1.ids.get(at).map(|id| Reverse((id, offer, at)));
         let mut heads: BinaryHeap<_> = (0..offers.len()).filter_map(|offer| head(offer, 0)).collect();
         let mut oldest = Vec::new();
@@ -320,8 +492,15 @@ impl Lines {
             && let Some(Reverse((id, offer, at))) = heads.pop()
         {
             let (field, Offer { object, origin, .. }) = offers[offer];
+            let alone = line.answers.goes_alone(field, id);
+            if alone && !oldest.is_empty() {
+                break;
+            }
             let (object, id) = (Arc::clone(object), Arc::clone(id));
             oldest.push(Pick { field: field.clone(), object, id, origin: origin.clone() });
+            if alone {
+                break;
+            }
             heads.extend(head(offer, at + 1));
         }
         oldest

@@ -3,9 +3,10 @@
 //! [`lines`] decides what is sent next, [`answers`] what an answer means; [`worker`] waits and sends, one request at a
 //! time for each contact point. The entries themselves live in the `TrackedField`s: their passes offer what is pending, take
 //! back the outcomes and write them. A line sends its next request only when every outcome of its last one stands in
-//! status, so a kill at any instant repeats at most the entries of one request.
+//! status, so a kill at any instant repeats at most the entries of one request. One object whose status the apiserver keeps
+//! refusing is left out, and nothing more of it is sent until its outcomes stand there.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,12 +16,13 @@ use tokio_util::sync::CancellationToken;
 pub use self::line::Offer;
 use self::lines::Lines;
 use super::{Endpoint, Transport};
+use crate::api::tracked_field::Entry;
 use crate::api::{ContactPoint, TrackedField};
-use crate::controllers::tracked_field::history::Outcome;
-use crate::runtime::Key;
+use crate::controllers::tracked_field::history::{Now, Outcome};
 use crate::runtime::backoff::Policy;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::Trigger;
+use crate::runtime::{Key, short_digest};
 
 mod answers;
 mod flights;
@@ -37,6 +39,24 @@ pub struct Patience {
     pub retry: Policy,
     /// After one that will not be until somebody mends something.
     pub stopped: Duration,
+    /// An entry that is older when an attempt begins expires if that fails.
+    pub max_age: Duration,
+}
+
+/// The test message of one configuration of a contact point.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TestMessage {
+    /// What tells the configuration from every other one.
+    pub configuration: String,
+    /// How many test messages the receiver accepted: the next one is another message.
+    pub accepted: i64,
+}
+
+impl TestMessage {
+    /// Its id, by which a receiver can tell a repetition.
+    fn id(&self) -> String {
+        format!("test-{}", short_digest(format!("{}/{}", self.configuration, self.accepted)))
+    }
 }
 
 /// How a contact point's receiver took what was last sent to it.
@@ -67,8 +87,7 @@ pub enum Stage {
     Test,
     /// Whatever waits.
     Open,
-    /// It was found stopped in its status: the oldest message that waits, or the test message, to see whether it is
-    /// mended.
+    /// It was found stopped in its status: the oldest message that waits, or the test message, shows whether it is fixed.
     Probe,
 }
 
@@ -97,7 +116,7 @@ impl<T: Transport> Outbox<T> {
         points: Trigger<ContactPoint>,
         draining: CancellationToken,
     ) -> Arc<Self> {
-        let lines = Mutex::default();
+        let lines = Mutex::new(Lines::new(patience));
         let (landing, ended) = (Notify::new(), CancellationToken::new());
         let outbox = Arc::new(Self { transport, lines, patience, metrics, fields, points, draining, landing, ended });
         let shown = Arc::downgrade(&outbox);
@@ -110,9 +129,9 @@ impl<T: Transport> Outbox<T> {
     }
 
     /// Has the line of `point` send to `endpoint`. What was being tried with another endpoint is given up.
-    pub fn configure(self: &Arc<Self>, point: &Key, endpoint: Endpoint, stage: Stage) {
+    pub fn configure(self: &Arc<Self>, point: &Key, endpoint: Endpoint, stage: Stage, test: TestMessage) {
         let mut lines = self.lines();
-        if let Some(changed) = lines.configure(point, endpoint, stage) {
+        if let Some(changed) = lines.configure(point, endpoint, stage, test) {
             tokio::spawn(worker::run(Arc::clone(self), point.clone(), changed));
         }
     }
@@ -142,6 +161,11 @@ impl<T: Transport> Outbox<T> {
         self.lines().standing(point)
     }
 
+    /// How many test messages of its configuration the receiver of `point` accepted.
+    pub fn tests_accepted(&self, point: &Key) -> i64 {
+        self.lines().tests_accepted(point)
+    }
+
     /// Why messages to `point` have failed more than once in a row.
     pub fn failing(&self, point: &Key) -> Option<String> {
         self.lines().failing(point)
@@ -160,8 +184,14 @@ impl<T: Transport> Outbox<T> {
 
     /// Nothing of `field` waits any more: it is gone, or suspended.
     pub fn withdraw(&self, field: &Key, gone: bool) {
-        let change = self.lines().withdraw(field, gone);
+        let mut lines = self.lines();
+        let point = if gone { lines.no_longer_left_out(field) } else { None };
+        let change = lines.withdraw(field, gone);
+        drop(lines);
         self.metrics.pending_changed(change);
+        if let Some(point) = point {
+            self.points.wake(&point);
+        }
     }
 
     /// Whether anything of `field` is offered.
@@ -176,8 +206,37 @@ impl<T: Transport> Outbox<T> {
 
     /// These outcomes stand in the status of `field`.
     pub fn recorded(&self, field: &Key, ids: &[(String, Outcome)]) {
-        self.lines().recorded(field, ids);
+        let point = self.lines().recorded(field, ids);
         self.landing.notify_waiters();
+        if let Some(point) = point {
+            self.points.wake(&point);
+        }
+    }
+
+    /// The apiserver refused to write the status of `field`, which sends to `point`. After five times the others go on
+    /// without it.
+    pub fn write_rejected(&self, field: &Key, point: &Key, code: u16, message: &str) {
+        let newly_left_out = self.lines().write_rejected(field, point, code, message);
+        if newly_left_out {
+            self.landing.notify_waiters();
+            self.points.wake(point);
+        }
+    }
+
+    /// Why the contact points go on without `field`, if they do.
+    pub fn left_out(&self, field: &Key) -> Option<String> {
+        self.lines().left_out(field)
+    }
+
+    /// The `TrackedField`s that `point` goes on without, and why.
+    pub fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
+        self.lines().left_out_of(point)
+    }
+
+    /// This is what the status of `field` has, and whether its entries are held back from now on. Gives how long entries were
+    /// held back so far, by id.
+    pub fn observe(&self, field: &Key, history: &[Entry], held: bool, now: Now) -> BTreeMap<String, Duration> {
+        self.lines().observe(field, history, held, now)
     }
 
     /// Ids of entries of `field` that are being sent, or whose outcome is not recorded.

@@ -8,21 +8,25 @@ use futures::FutureExt;
 use serde_json::json;
 
 use super::lines::{Lines, Next, Request};
-use super::{Offer, Patience, Stage, Standing};
+use super::{Offer, Patience, Stage, Standing, TestMessage};
 use crate::api::TrackedField;
 use crate::api::tracked_field::{Entry, StoredHistory};
 use crate::controllers::tracked_field::history::Outcome;
 use crate::notify::telegram::Chat;
 use crate::notify::webhook::{Hook, Parts};
-use crate::notify::{Endpoint, Failure, Sent, StopReason};
+use crate::notify::{Endpoint, Failure, Refusal, SendError, Sent};
 use crate::runtime::Key;
 use crate::runtime::backoff::Policy;
 
 mod answers;
+mod expiry;
+mod model;
+mod refused;
 
 const PATIENCE: Patience = Patience {
     retry: Policy { min: Duration::from_secs(1), max: Duration::from_mins(5) },
     stopped: Duration::from_mins(5),
+    max_age: Duration::from_hours(24),
 };
 
 fn chat() -> Endpoint {
@@ -70,8 +74,11 @@ struct Line {
 
 impl Line {
     fn open() -> Self {
-        let mut lines = Lines::default();
-        assert!(lines.configure(&key("p"), chat(), Stage::Open).is_some(), "a new line needs a worker");
+        let mut lines = Lines::new(PATIENCE);
+        assert!(
+            lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default()).is_some(),
+            "a new line needs a worker"
+        );
         Self { lines, now: Instant::now() }
     }
 
@@ -88,15 +95,21 @@ impl Line {
         self.lines.take(&key(point), edition, self.now)
     }
 
+    /// The answer to all entries of the request.
     fn answer(&mut self, request: &Request, answer: Result<Sent, Failure>) -> super::answers::Concerned {
-        self.lines.answered(&key("p"), request, answer, PATIENCE, self.now)
+        let answer = answer.map_err(|failure| SendError::new(failure, request.picks.len()));
+        self.lines.answered(&key("p"), request, answer, self.now)
+    }
+
+    fn refuse(&mut self, request: &Request, reason: Refusal) -> super::answers::Concerned {
+        self.answer(request, Err(refusal(reason)))
     }
 
     fn taken(&mut self, request: &Request, taken: usize) -> super::answers::Concerned {
         self.answer(request, Ok(Sent { taken, migrated_to: None }))
     }
 
-    fn waits(&self) -> bool {
+    fn waits(&mut self) -> bool {
         !matches!(self.lines.next(&key("p"), self.now), Next::Send)
     }
 
@@ -111,6 +124,10 @@ impl Line {
 
 fn ids(request: &Request) -> Vec<&str> {
     request.ids().collect()
+}
+
+fn refusal(reason: Refusal) -> Failure {
+    Failure::Refused { reason, message: reason.as_str().into() }
 }
 
 fn retry(message: &str) -> Failure {
@@ -154,7 +171,7 @@ fn what_did_not_fit_goes_next() {
 #[test]
 fn an_object_with_something_in_the_air_moves_to_no_other_line_until_it_has_landed() {
     let mut line = Line::open();
-    line.lines.configure(&key("q"), chat(), Stage::Open);
+    line.lines.configure(&key("q"), chat(), Stage::Open, TestMessage::default());
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     line.lines.offer(&key("q"), offer("a", &["1"]));
@@ -171,8 +188,8 @@ fn an_answer_to_a_former_endpoint_marks_what_it_took_and_says_nothing_of_the_new
     let mut line = Line::open();
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.lines.configure(&key("p"), chat(), Stage::Test);
-    line.answer(&request, Err(Failure::Stop { reason: StopReason::NotFound, message: "404".into() }));
+    line.lines.configure(&key("p"), chat(), Stage::Test, TestMessage::default());
+    line.answer(&request, Err(refusal(Refusal::NotFound)));
     assert_eq!(line.lines.standing(&key("p")), Standing::Untried);
 }
 
@@ -181,7 +198,7 @@ fn what_a_former_endpoint_took_is_not_sent_to_the_new_one() {
     let mut line = Line::open();
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.lines.configure(&key("p"), chat(), Stage::Open);
+    line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default());
     line.taken(&request, 1);
     assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Delivered)]);
     assert!(line.waits());
@@ -195,7 +212,10 @@ fn a_contact_point_that_goes_while_it_is_sent_to_still_gets_its_answer() {
     line.lines.remove(&key("p"));
     line.taken(&request, 1);
     assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Delivered)]);
-    assert!(line.lines.configure(&key("p"), chat(), Stage::Open).is_some(), "it was a line of its own");
+    assert!(
+        line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default()).is_some(),
+        "it was a line of its own"
+    );
 }
 
 #[test]
@@ -249,12 +269,12 @@ fn nothing_is_left_to_do_once_what_was_tried_waits_no_more() {
 fn an_object_that_moved_away_in_mid_request_is_sent_as_soon_as_that_failed() {
     for answer in [
         Err(retry("503")),
-        Err(Failure::Stop { reason: StopReason::Unauthorized, message: "401".into() }),
-        Err(Failure::Rejected { message: "413".into(), carried: 2 }),
+        Err(refusal(Refusal::Unauthorized)),
+        Err(refusal(Refusal::Rejected)),
         Ok(Sent { taken: 1, migrated_to: None }),
     ] {
         let mut line = Line::open();
-        let changed = line.lines.configure(&key("q"), chat(), Stage::Open).unwrap();
+        let changed = line.lines.configure(&key("q"), chat(), Stage::Open, TestMessage::default()).unwrap();
         line.offer("a", &["1"]);
         line.offer("b", &["2"]);
         let request = line.take().unwrap();
@@ -303,7 +323,7 @@ fn what_cannot_be_sent_is_not_counted() {
 #[test]
 fn an_object_that_moves_away_from_a_receiver_that_is_down_does_not_wait_for_it() {
     let mut line = Line::open();
-    line.lines.configure(&key("q"), chat(), Stage::Open);
+    line.lines.configure(&key("q"), chat(), Stage::Open, TestMessage::default());
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     line.answer(&request, Err(retry("refused")));
@@ -319,12 +339,12 @@ fn two_workers_do_not_send_one_request_twice() {
     // The contact point is deleted and made again while the first worker waits for its turn.
     line.lines.remove(&key("p"));
     assert!(
-        line.lines.configure(&key("p"), chat(), Stage::Open).is_none(),
+        line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default()).is_none(),
         "its line stays while something waits in it"
     );
     line.lines.withdraw(&key("a"), true);
     line.lines.remove(&key("p"));
-    assert!(line.lines.configure(&key("p"), chat(), Stage::Open).is_some());
+    assert!(line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default()).is_some());
     line.offer("a", &["1"]);
     assert!(line.lines.take(&key("p"), former, line.now).is_none());
     assert!(line.take().is_some());
@@ -343,7 +363,7 @@ fn the_oldest_that_waits_is_known_time_in_which_it_was_suspended_left_out() {
         json!({ "action": "Updated", "id": format!("{second}"), "delivery": "Pending",
             "time": format!("2026-01-01T00:00:{second:02}Z"), "heldSince": held_since, "heldSeconds": held_seconds })
     };
-    let mut lines = Lines::default();
+    let mut lines = Lines::new(PATIENCE);
     let oldest = |lines: &Lines| lines.oldest_since().map(|since| since.to_string());
     assert_eq!(oldest(&lines), None);
     lines.offer(&key("a"), waits("x", pending(30, None, None)));

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::Outbox;
 use super::answers::Concerned;
 use super::lines::{Next, Request};
-use crate::notify::{Content, Endpoint, Failure, Sent, Transport};
+use crate::notify::{Content, Endpoint, Failure, SendError, Sent, Transport};
 use crate::runtime::Key;
 use crate::runtime::metrics::{Notified, Receiver};
 use crate::runtime::tasks;
@@ -34,6 +34,7 @@ async fn work<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Arc<
         let next = outbox.lines().next(point, Instant::now());
         match next {
             Next::Send => send(outbox, point, changed).await,
+            Next::Stopped => outbox.points.wake(point),
             Next::Wait(None) => changed.notified().await,
             Next::Wait(Some(until)) => {
                 tokio::select! {
@@ -76,8 +77,7 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
     report(outbox, point, &request, &answer);
     traces::sent(&span, request.ids().count().max(1), answer.is_ok());
     drop(span);
-    let Concerned { fields, point: concerned } =
-        outbox.lines().answered(point, &request, answer, outbox.patience, Instant::now());
+    let Concerned { fields, point: concerned } = outbox.lines().answered(point, &request, answer, Instant::now());
     outbox.landing.notify_waiters();
     for field in &fields {
         outbox.fields.wake(field);
@@ -87,18 +87,18 @@ async fn send<T: Transport>(outbox: &Arc<Outbox<T>>, point: &Key, changed: &Noti
     }
 }
 
-async fn ask<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request) -> Result<Sent, Failure> {
-    let unread = |error| Failure::Retry { message: format!("what waits cannot be read: {error}"), after: None };
-    let items = request.items().map_err(unread)?;
+async fn ask<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request) -> Result<Sent, SendError> {
+    let unread = |error| Failure::Unsent { message: format!("what waits cannot be read: {error}") };
+    let items = request.items().map_err(|error| SendError::new(unread(error), 0))?;
     let content = if request.is_test() {
-        Content::Test { namespace: &point.namespace, name: &point.name }
+        Content::Test { namespace: &point.namespace, name: &point.name, id: &request.test_id }
     } else {
         Content::Entries(&items)
     };
     outbox.transport.send(&request.endpoint, content, request.plain).await
 }
 
-fn report<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request, answer: &Result<Sent, Failure>) {
+fn report<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request, answer: &Result<Sent, SendError>) {
     let kind = match request.endpoint {
         Endpoint::Telegram(_) => Receiver::Telegram,
         Endpoint::Webhook(_) => Receiver::Webhook,
@@ -113,18 +113,20 @@ fn report<T: Transport>(outbox: &Outbox<T>, point: &Key, request: &Request, answ
                 outbox.metrics.notification_latency(age);
             }
         }
-        Err(Failure::Retry { message, after }) => {
+        Err(SendError { failure: Failure::Retry { message, after }, .. }) => {
             let after = after.map(|after| after.as_secs_f64());
-            info!(namespace, name, message, after, "not sent; it is tried again");
+            info!(namespace, name, message, after, "the request failed; will retry");
             outbox.metrics.notified(kind, Notified::Retried);
         }
-        Err(Failure::Stop { reason, message }) => {
-            warn!(namespace, name, message, reason = reason.as_str(), "not sent; nothing is until this is mended");
-            outbox.metrics.notified(kind, Notified::Stopped);
+        Err(SendError { failure: Failure::Unsent { message }, .. }) => {
+            info!(namespace, name, message, "the request was not sent; will retry");
+            outbox.metrics.notified(kind, Notified::Retried);
         }
-        Err(Failure::Rejected { message, .. }) => {
-            warn!(namespace, name, message, "the receiver rejects this message");
-            outbox.metrics.notified(kind, Notified::Rejected);
+        Err(SendError { failure: Failure::Refused { reason, message }, carried }) => {
+            let reason_ = reason.as_str();
+            warn!(namespace, name, message, reason = reason_, entries = carried, "the receiver refused the request");
+            let rejected = reason.suggests_message();
+            outbox.metrics.notified(kind, if rejected { Notified::Rejected } else { Notified::Stopped });
         }
     }
 }
@@ -145,10 +147,10 @@ mod tests {
     use tokio::sync::mpsc;
     use tokio_util::sync::CancellationToken;
 
-    use super::super::{Outbox, Patience, Stage};
+    use super::super::{Outbox, Patience, Stage, TestMessage};
     use crate::api::contact_point::ChatId;
     use crate::notify::telegram::Chat;
-    use crate::notify::{Content, Endpoint, Failure, Sent, Transport};
+    use crate::notify::{Content, Endpoint, SendError, Sent, Transport};
     use crate::runtime::Key;
     use crate::runtime::backoff::Policy;
     use crate::runtime::metrics::Metrics;
@@ -168,7 +170,7 @@ mod tests {
     impl Transport for Hanging {
         async fn slot(&self, _: &Endpoint) {}
 
-        async fn send(&self, _: &Endpoint, _: Content<'_>, _: bool) -> Result<Sent, Failure> {
+        async fn send(&self, _: &Endpoint, _: Content<'_>, _: bool) -> Result<Sent, SendError> {
             self.0.send("begun").unwrap();
             let _told = Told(self);
             future::pending().await
@@ -179,11 +181,11 @@ mod tests {
     async fn what_has_not_landed_in_time_is_given_up() {
         let (tell, mut told) = mpsc::unbounded_channel();
         let policy = Policy { min: std::time::Duration::ZERO, max: std::time::Duration::ZERO };
-        let patience = Patience { retry: policy, stopped: policy.max };
+        let patience = Patience { retry: policy, stopped: policy.max, max_age: policy.max };
         let (fields, points, draining) = (Trigger::default(), Trigger::default(), CancellationToken::new());
         let outbox = Outbox::new(Hanging(tell), patience, Metrics::new(), fields, points, draining);
         let chat = Chat::new(b"1:a", ChatId::Id(1), None, false).unwrap();
-        outbox.configure(&Key::new("n", "p"), Endpoint::Telegram(chat), Stage::Test);
+        outbox.configure(&Key::new("n", "p"), Endpoint::Telegram(chat), Stage::Test, TestMessage::default());
         assert_eq!(told.recv().await, Some("begun"));
         tokio::select! {
             biased;

@@ -69,6 +69,11 @@ fn the_payload() {
 #[case(400, "Bad Request: not enough rights to send text messages to the chat", "Forbidden")]
 #[case(400, "Bad Request: need administrator rights in the channel chat", "Forbidden")]
 #[case(400, "Bad Request: message text is empty", "Rejected")]
+#[case(400, "Bad Request: TOPIC_CLOSED", "TopicUnavailable")]
+#[case(400, "Bad Request: TOPIC_DELETED", "TopicUnavailable")]
+#[case(400, "Bad Request: message thread not found", "TopicUnavailable")]
+#[case(410, "Gone", "Gone")]
+#[case(421, "Misdirected Request", "UnexpectedStatus")]
 #[case(401, "Unauthorized", "Unauthorized")]
 #[case(404, "Not Found", "Unauthorized")]
 #[case(403, "Forbidden: bot was blocked by the user", "Forbidden")]
@@ -83,8 +88,8 @@ fn refusals_are_told_apart(#[case] code: u16, #[case] description: &str, #[case]
         };
         let kind = match &failure {
             Failure::Retry { .. } => "Retry",
-            Failure::Rejected { .. } => "Rejected",
-            Failure::Stop { reason, .. } => reason.as_str(),
+            Failure::Unsent { .. } => "Unsent",
+            Failure::Refused { reason, .. } => reason.as_str(),
         };
         assert_eq!(kind, expected, "{description}");
         assert!(failure.to_string().contains(description), "{failure}");

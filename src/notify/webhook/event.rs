@@ -22,7 +22,7 @@ const READY: &str = "dev.quartermaster.contactpoint.ready";
 /// A request's headers and body.
 #[derive(Debug)]
 pub struct Event {
-    /// `ce-id` and `Idempotency-Key`: the entry's id; a digest's follows from its entries' ids.
+    /// `ce-id` and `Idempotency-Key`: the id of the entry or of the test message; a digest's follows from its entries' ids.
     pub id: String,
     /// `ce-type`.
     pub kind: &'static str,
@@ -62,7 +62,7 @@ impl Event {
     /// Renders `content` for `hook`. A body template that fails is left out: the event's own data is sent instead.
     pub fn render(hook: &Hook, content: Content<'_>, cluster: Option<&str>, plain: bool) -> Self {
         match content {
-            Content::Test { namespace, name } => Self::test(hook, namespace, name, cluster),
+            Content::Test { namespace, name, id } => Self::test(hook, namespace, name, id, cluster),
             Content::Entries(items) => {
                 let own = hook.body.as_ref().and_then(|body| Self::with_body(hook, body, items, cluster, plain));
                 own.unwrap_or_else(|| Self::with_data(items, cluster, plain))
@@ -70,7 +70,7 @@ impl Event {
         }
     }
 
-    fn test(hook: &Hook, namespace: &str, name: &str, cluster: Option<&str>) -> Self {
+    fn test(hook: &Hook, namespace: &str, name: &str, id: &str, cluster: Option<&str>) -> Self {
         let text = message::ready(cluster);
         let data = Ready { cluster, namespace, name, text: &text };
         let own = hook.body.as_ref().and_then(|body| {
@@ -89,7 +89,7 @@ impl Event {
             None => (json(&data), JSON),
         };
         Self {
-            id: uuid::Uuid::now_v7().to_string(),
+            id: id.to_owned(),
             kind: READY,
             source: format!("/apis/tg.azamaton.ru/v1/namespaces/{namespace}/contactpoints/{name}"),
             subject: None,

@@ -12,7 +12,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::answer::{self, Secrets};
 use super::message::template::Body;
-use super::{Failure, Sent, StopReason};
+use super::{Failure, Refusal, Sent};
 use crate::api::contact_point::is_reserved;
 
 pub mod event;
@@ -204,22 +204,27 @@ const DRAIN: Duration = Duration::from_millis(500);
 
 fn understand(status: u16, after: Option<Duration>, said: &str, taken: usize) -> Result<Sent, Failure> {
     let said = if said.is_empty() { status.to_string() } else { format!("{status} {said}") };
-    let stop = |reason, message| Err(Failure::Stop { reason, message });
+    let refused = |reason, message| Err(Failure::Refused { reason, message });
     match status {
         200..=299 => Ok(Sent { taken, migrated_to: None }),
-        300..=399 => stop(
-            StopReason::Redirected,
+        300..=399 => refused(
+            Refusal::Redirected,
             format!("the endpoint answered with a redirect ({status}), which is not followed; give the final URL"),
         ),
+        400 | 413 | 415 | 422 => refused(Refusal::Rejected, format!("the endpoint rejected the message ({said})")),
         401 => {
-            stop(StopReason::Unauthorized, format!("the endpoint accepts no message without a valid token ({said})"))
+            refused(Refusal::Unauthorized, format!("the endpoint accepts no message without a valid token ({said})"))
         }
-        403 => stop(StopReason::Forbidden, format!("the endpoint refuses us ({said})")),
-        404 => stop(StopReason::NotFound, format!("there is nothing at this URL ({said})")),
+        403 => refused(Refusal::Forbidden, format!("the endpoint refuses us ({said})")),
+        404 => refused(Refusal::NotFound, format!("there is nothing at this URL ({said})")),
         408 | 429 | 500.. => Err(Failure::Retry { message: format!("the endpoint is in trouble ({said})"), after }),
-        400..=499 => {
-            Err(Failure::Rejected { message: format!("the endpoint refused the message ({said})"), carried: taken })
-        }
+        410 => refused(Refusal::Gone, format!("the endpoint is gone ({said}); restore it, or give another URL")),
+        400..=499 => refused(
+            Refusal::UnexpectedStatus,
+            format!(
+                "the endpoint answered with an unexpected status ({said}); check the URL and what stands before it"
+            ),
+        ),
         ..200 => Err(Failure::Retry { message: format!("an answer that makes no sense ({said})"), after }),
     }
 }

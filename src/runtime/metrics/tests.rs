@@ -22,6 +22,7 @@ fn the_names() {
     metrics.api_request("10.0.0.1:443", "GET", Some(200));
     metrics.show_leadership("quartermaster", Fence::shut());
     metrics.notified(Receiver::Telegram, Notified::Delivered);
+    metrics.status_write_rejected(403);
     let _watch = metrics.watch("deployments.apps", Purpose::Target);
     metrics.show_resources("trackedfield", || Some([(("True", "Ready".to_owned()), 3)].into()));
     metrics.show_resources("myapp", || None);
@@ -56,6 +57,7 @@ quartermaster_notifications_oldest_pending_timestamp_seconds
 quartermaster_notifications_pending
 quartermaster_notifications_total{type=\"telegram\",outcome=\"delivered\"}
 quartermaster_resources{controller=\"trackedfield\",ready=\"True\",reason=\"Ready\"}
+quartermaster_status_writes_rejected_total{code=\"403\"}
 quartermaster_watch_restarts_total{resource=\"deployments.apps\"}
 quartermaster_watches{resource=\"deployments.apps\",state=\"failing\"}
 quartermaster_watches{resource=\"deployments.apps\",state=\"refused\"}

@@ -71,6 +71,8 @@ pub struct Rejected {
 pub enum Fault {
     /// The request is not looked at.
     Instead(Reply),
+    /// Nothing: it gets the right answer.
+    Nothing,
     /// The message is taken, and recorded, if the rules let it pass; its right answer is lost.
     AnswerLost(Reply),
 }

@@ -46,6 +46,7 @@ pub struct Chat {
     /// Without the `@`, in small letters.
     username: Option<String>,
     topics: BTreeSet<i64>,
+    closed_topics: BTreeSet<i64>,
     closed: bool,
     upgraded_to: Option<i64>,
 }
@@ -60,7 +61,15 @@ impl Chat {
             Kind::Supergroup | Kind::Channel => long,
         };
         anyhow::ensure!(fits, "{id} is no id of a {}", kind.name());
-        Ok(Self { id, kind, username: None, topics: BTreeSet::new(), closed: false, upgraded_to: None })
+        Ok(Self {
+            id,
+            kind,
+            username: None,
+            topics: BTreeSet::new(),
+            closed_topics: BTreeSet::new(),
+            closed: false,
+            upgraded_to: None,
+        })
     }
 
     /// Gives it a public name: `@name`.
@@ -74,6 +83,13 @@ impl Chat {
     pub fn with_topic(mut self, message_thread_id: i64) -> Self {
         self.topics.insert(message_thread_id);
         self
+    }
+
+    /// Gives it a topic that an administrator has closed.
+    #[must_use]
+    pub fn with_closed_topic(mut self, message_thread_id: i64) -> Self {
+        self.closed_topics.insert(message_thread_id);
+        self.with_topic(message_thread_id)
     }
 
     /// The person blocked the bot; the group or channel threw it out.
@@ -183,6 +199,9 @@ impl Rules {
         }
         if thread.is_some_and(|thread| !chat.topics.contains(&thread)) {
             return Err(Refusal::bad_request("message thread not found"));
+        }
+        if thread.is_some_and(|thread| chat.closed_topics.contains(&thread)) {
+            return Err(Refusal::bad_request("TOPIC_CLOSED"));
         }
         if text.encode_utf16().count() > LONGEST {
             return Err(Refusal::bad_request("message is too long"));

@@ -152,6 +152,11 @@ impl Receiver {
         lock(&self.shared.script).paths.insert(path.to_owned(), reply);
     }
 
+    /// Does this with requests whose body has `text` in it, but for those that [`Self::next`] takes.
+    pub fn at_text(&self, text: &str, reply: Reply) {
+        lock(&self.shared.script).texts.push((text.to_owned(), reply));
+    }
+
     /// Takes no more than this pace allows; `None` takes everything.
     pub fn pace(&self, pace: Option<Pace>) {
         lock(&self.shared.script).set_pace(pace);
@@ -176,7 +181,7 @@ impl Receiver {
 impl Shared {
     async fn handle(self: Arc<Self>, arrived: Arrived) -> Reply {
         let path = arrived.uri.path();
-        let (reply, turn) = lock(&self.script).decide(path, arrived.moment.instant);
+        let (reply, turn) = lock(&self.script).decide(path, &arrived.body, arrived.moment.instant);
         self.requests.push(Request {
             at: arrived.moment.instant,
             time: arrived.moment.time,

@@ -20,6 +20,7 @@ pub(super) struct Script {
     pub(super) always: Reply,
     pub(super) next: VecDeque<(usize, Reply)>,
     pub(super) paths: HashMap<String, Reply>,
+    pub(super) texts: Vec<(String, Reply)>,
     pace: Option<Pace>,
     /// When the requests of the last second came.
     taken: VecDeque<Instant>,
@@ -27,7 +28,14 @@ pub(super) struct Script {
 
 impl Default for Script {
     fn default() -> Self {
-        Self { always: Reply::ok(), next: VecDeque::new(), paths: HashMap::new(), pace: None, taken: VecDeque::new() }
+        Self {
+            always: Reply::ok(),
+            next: VecDeque::new(),
+            paths: HashMap::new(),
+            texts: Vec::new(),
+            pace: None,
+            taken: VecDeque::new(),
+        }
     }
 }
 
@@ -39,15 +47,15 @@ impl Script {
         self.taken.clear();
     }
 
-    /// The reply to a request to `path` that came at `now`, and how long its turn takes where turns are taken.
-    pub(super) fn decide(&mut self, path: &str, now: Instant) -> (Reply, Option<Duration>) {
+    /// The reply to a request to `path` with this body that came at `now`, and how long its turn takes where turns are taken.
+    pub(super) fn decide(&mut self, path: &str, body: &[u8], now: Instant) -> (Reply, Option<Duration>) {
         match self.pace {
             Some(Pace::PerSecond(limit)) => match self.too_many(limit, now) {
                 Some(refusal) => (refusal, None),
-                None => (self.reply(path), None),
+                None => (self.reply(path, body), None),
             },
-            Some(Pace::OneAtATime(takes)) => (self.reply(path), Some(takes)),
-            None => (self.reply(path), None),
+            Some(Pace::OneAtATime(takes)) => (self.reply(path, body), Some(takes)),
+            None => (self.reply(path, body), None),
         }
     }
 
@@ -62,13 +70,17 @@ impl Script {
         Some(Reply::status(StatusCode::TOO_MANY_REQUESTS).header(header::RETRY_AFTER, HeaderValue::from_static("1")))
     }
 
-    fn reply(&mut self, path: &str) -> Reply {
+    fn reply(&mut self, path: &str, body: &[u8]) -> Reply {
         while let Some((left, reply)) = self.next.front_mut() {
             if *left > 0 {
                 *left -= 1;
                 return reply.clone();
             }
             self.next.pop_front();
+        }
+        let body = String::from_utf8_lossy(body);
+        if let Some((_, reply)) = self.texts.iter().find(|(text, _)| body.contains(text)) {
+            return reply.clone();
         }
         self.paths.get(path).unwrap_or(&self.always).clone()
     }

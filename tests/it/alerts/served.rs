@@ -94,9 +94,10 @@ async fn how_long_messages_wait_and_what_a_receiver_rejects_are_told() {
     // What is suspended does not wait.
     bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": true } })).await;
     says(&operator, &[(OLDEST, None), (PENDING, Some(0.0))]).await;
-    receiver.always(Reply::status(StatusCode::UNPROCESSABLE_ENTITY));
+    receiver.always(Reply::ok());
+    receiver.at_text("\"value\":\"2\"", Reply::status(StatusCode::UNPROCESSABLE_ENTITY));
     bed.patch::<TrackedField>("web", json!({ "spec": { "suspend": false } })).await;
-    says(&operator, &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(2.0))]).await;
+    says(&operator, &[(OLDEST, None), (PENDING, Some(0.0)), (REJECTED, Some(1.0))]).await;
     assert_eq!(value(&operator.metrics().await, "quartermaster_entries_expired_total"), Some(0.0));
 }
 

@@ -55,9 +55,11 @@ fn every_name_in_an_event_is_told_of() {
     let hook = Hook::new(Parts { url: "http://hooks.test/".into(), ..Parts::default() }).unwrap();
     let items = [item("a"), item("b")];
     let mut names = BTreeSet::new();
-    for content in
-        [Content::Test { namespace: "default", name: "hook" }, Content::Entries(&items[..1]), Content::Entries(&items)]
-    {
+    for content in [
+        Content::Test { namespace: "default", name: "hook", id: "test-1" },
+        Content::Entries(&items[..1]),
+        Content::Entries(&items),
+    ] {
         let event = Event::render(&hook, content, None, false);
         assert!(page.contains(&format!("`{}`", event.kind)), "{}", event.kind);
         let source = event.source.replace("default", "NAMESPACE").replace("nginx-deployment-replicas", "NAME");

@@ -1,8 +1,8 @@
 //! What becomes of the history: pure, no client, no clock.
 //!
 //! [`next`] is a whole pass: it takes what was observed ([`ObservationBuffer`]), appends the changes as Pending entries ([`record`]), marks
-//! what was sent ([`mark`]) or is too old ([`expire`]; suspended time does not count: [`hold`]), keeps all of it within
-//! its bounds ([`bound`]) and hands what is Pending to the queue ([`pending`]).
+//! what the queue says of entries ([`mark`]), keeps the account of suspended time ([`hold`]), keeps all of it within its bounds
+//! ([`bound`]) and hands what is Pending to the queue ([`pending`]).
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ mod record;
 mod size;
 mod squeeze;
 
-pub use age::{expire, hold, next_expiry};
+pub use age::{Ages, Now, expired, hold, waiting_since};
 pub use bound::{Bounded, Bounds, bound};
 pub use buffer::ObservationBuffer;
 pub use next::{Changes, Inputs, next};
@@ -28,8 +28,13 @@ pub use squeeze::Limits;
 pub enum Outcome {
     /// The receiver took it.
     Delivered,
-    /// It never will.
+    /// The receiver refused it, and accepted others.
     Failed {
+        /// Why, without any secret in it.
+        reason: String,
+    },
+    /// It was too old when an attempt began that failed.
+    Expired {
         /// Why, without any secret in it.
         reason: String,
     },
@@ -46,7 +51,7 @@ pub fn mark(history: &mut History, outcomes: impl IntoIterator<Item = (String, O
             (Some(Delivery::Pending | Delivery::Failed), Outcome::Delivered) => {
                 close(entry, Delivery::Delivered, None);
             }
-            (Some(Delivery::Pending), Outcome::Failed { reason }) => {
+            (Some(Delivery::Pending), Outcome::Failed { reason } | Outcome::Expired { reason }) => {
                 close(entry, Delivery::Failed, Some(reason.clone()));
             }
             _ => continue,

@@ -1,11 +1,11 @@
 //! One pass over a history: everything that a pass knows goes in, what is to be written comes out.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Bounds, Observation, Outcome, Series, bound, expire, hold, mark, record};
+use super::{Bounds, Observation, Outcome, Series, bound, hold, mark, record};
 use crate::api::tracked_field::{Delivery, Entry, History, Subject};
 
 /// What a pass knows.
@@ -24,8 +24,8 @@ pub struct Inputs<'a> {
     pub held: bool,
     /// `spec.historyLimit`.
     pub limit: Option<i64>,
-    /// An entry that waits for longer is given up.
-    pub max_age: Duration,
+    /// How long entries were held back, by id, as far as that is known.
+    pub held_for: &'a BTreeMap<String, Duration>,
     /// The time.
     pub now: Timestamp,
 }
@@ -37,7 +37,7 @@ pub struct Changes {
     pub history: History,
     /// Whether it differs from the one before.
     pub changed: bool,
-    /// Entries that were given up, or that their receiver will never take.
+    /// Entries that failed now.
     pub failed: Vec<Entry>,
     /// How many of those grew too old.
     pub expired: usize,
@@ -54,15 +54,17 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
     }
     record(&mut history, inputs.subject, inputs.observations.iter().cloned(), &mut ids);
     mark(&mut history, inputs.outcomes.iter().cloned());
-    hold(&mut history, inputs.held, inputs.now);
-    let expired = expire(&mut history, inputs.now, inputs.max_age);
+    hold(&mut history, inputs.held, inputs.held_for, inputs.now);
     let failed_before: HashSet<&str> =
         before.iter().filter(|entry| is_failed(entry)).filter_map(|entry| entry.id.as_deref()).collect();
-    let failed = history
+    let failed: Vec<Entry> = history
         .iter()
         .filter(|entry| is_failed(entry) && entry.id.as_deref().is_some_and(|id| !failed_before.contains(id)))
         .cloned()
         .collect();
+    let expiries = inputs.outcomes.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Expired { .. }));
+    let expiries: HashSet<&String> = expiries.map(|(id, _)| id).collect();
+    let expired = failed.iter().filter(|entry| entry.id.as_ref().is_some_and(|id| expiries.contains(id))).count();
     let bounded = bound(&mut history, Bounds::new(inputs.limit), |id| inputs.in_flight.contains(id), ids);
     Changes { changed: history != before, history, failed, expired, merged: bounded.merged }
 }

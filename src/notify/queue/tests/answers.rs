@@ -43,7 +43,7 @@ fn a_receiver_may_ask_for_more_time() {
 #[test]
 fn a_test_message_opens_nothing_until_the_status_says_so() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Test);
+    line.lines.configure(&key("p"), chat(), Stage::Test, TestMessage::default());
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     assert!(request.picks.is_empty());
@@ -54,87 +54,19 @@ fn a_test_message_opens_nothing_until_the_status_says_so() {
     assert_eq!(ids(&line.take().unwrap()), ["1"]);
 }
 
-#[test]
-fn a_stopped_receiver_is_tried_with_the_oldest_message_or_the_test_message() {
-    let mut line = Line::open();
-    line.offer("a", &["1", "2"]);
-    let request = line.take().unwrap();
-    let stop = || Failure::Stop { reason: StopReason::Forbidden, message: "403".into() };
-    assert!(line.answer(&request, Err(stop())).point);
-    assert!(line.waits());
-    assert!(line.lines.in_flight(&key("a")).is_empty(), "it was refused: it is not in the air");
-    line.now += PATIENCE.stopped;
-    let request = line.take().unwrap();
-    assert_eq!(ids(&request), ["1"]);
-    assert!(!line.answer(&request, Err(stop())).point, "the same again is no news");
-    line.offer("a", &["1!", "2!"]);
-    line.now += PATIENCE.stopped;
-    let request = line.take().unwrap();
-    assert!(request.picks.is_empty());
-    assert!(line.taken(&request, 0).point);
-    line.offer("a", &["3"]);
-    assert_eq!(ids(&line.take().unwrap()), ["3"]);
-}
-
-#[test]
-fn a_rejected_digest_is_sent_one_by_one_and_only_the_culprit_fails() {
-    let mut line = Line::open();
-    line.offer("a", &["1"]);
-    line.offer("b", &["2"]);
-    let rejected = |carried| Failure::Rejected { message: "400".into(), carried };
-    let request = line.take().unwrap();
-    line.answer(&request, Err(rejected(2)));
-    let request = line.take().unwrap();
-    assert_eq!(ids(&request), ["1"]);
-    line.answer(&request, Err(rejected(1)));
-    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Failed { reason: "400".into() })]);
-    let request = line.take().unwrap();
-    assert_eq!(ids(&request), ["2"]);
-    line.taken(&request, 1);
-    assert_eq!(line.record("b", &["2!"]), [("2".to_owned(), Outcome::Delivered)]);
-}
-
-#[test]
-fn a_rejected_template_is_tried_once_more_without_it() {
-    let mut line = Line::open();
-    line.lines.configure(&key("p"), templated(), Stage::Open);
-    let mut object = field("a", &["1"]).as_ref().clone();
-    object.spec.template = Some("{{ value }}".into());
-    line.lines.offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
-    let rejected = || Failure::Rejected { message: "400".into(), carried: 1 };
-    let request = line.take().unwrap();
-    assert!(!request.plain);
-    line.answer(&request, Err(rejected()));
-    let request = line.take().unwrap();
-    assert!(request.plain);
-    line.answer(&request, Err(rejected()));
-    assert_eq!(line.record("a", &["1!"]).len(), 1);
-}
-
 /// It was suspended, moved or deleted while the request was in the air.
 #[test]
 fn a_rejected_template_is_not_tried_again_for_what_waits_here_no_more() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), templated(), Stage::Open);
+    line.lines.configure(&key("p"), templated(), Stage::Open, TestMessage::default());
     let mut object = field("a", &["1"]).as_ref().clone();
     object.spec.template = Some("{{ value }}".into());
     line.lines.offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
     let request = line.take().unwrap();
     line.lines.withdraw(&key("a"), false);
-    line.answer(&request, Err(Failure::Rejected { message: "400".into(), carried: 1 }));
+    line.refuse(&request, Refusal::Rejected);
     assert!(line.take().is_none());
     assert!(line.lines.in_flight(&key("a")).is_empty(), "another line may take it");
-}
-
-/// A contact point's `body` stays in a plain request: a second one would be the same.
-#[test]
-fn a_rejected_body_is_not_tried_again() {
-    let mut line = Line::open();
-    line.lines.configure(&key("p"), templated(), Stage::Open);
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    line.answer(&request, Err(Failure::Rejected { message: "400".into(), carried: 1 }));
-    assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Failed { reason: "400".into() })]);
 }
 
 #[test]
@@ -155,23 +87,6 @@ fn failures_are_told_from_the_second_on() {
 }
 
 #[test]
-fn a_receiver_that_rejected_everything_loses_no_entry_on_being_tried() {
-    let mut line = Line::open();
-    let rejected = || Failure::Rejected { message: "400".into(), carried: 1 };
-    line.lines.configure(&key("p"), chat(), Stage::Probe);
-    line.offer("a", &["1"]);
-    let request = line.take().unwrap();
-    assert_eq!(ids(&request), ["1"]);
-    assert!(line.answer(&request, Err(rejected())).point);
-    assert!(line.lines.outcomes(&key("a")).is_empty());
-    line.now += PATIENCE.stopped;
-    let request = line.take().unwrap();
-    assert!(request.picks.is_empty(), "the test message shows as well that it is mended");
-    assert!(line.taken(&request, 0).point);
-    assert_eq!(ids(&line.take().unwrap()), ["1"]);
-}
-
-#[test]
 fn no_wait_is_beyond_the_clock() {
     let mut line = Line::open();
     line.offer("a", &["1"]);
@@ -183,7 +98,7 @@ fn no_wait_is_beyond_the_clock() {
 #[test]
 fn what_a_receiver_says_differently_each_time_is_no_news() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Test);
+    line.lines.configure(&key("p"), chat(), Stage::Test, TestMessage::default());
     let mut say = |words: &str| {
         line.now += PATIENCE.stopped;
         let request = line.take().unwrap();
@@ -201,7 +116,7 @@ fn a_stopped_receiver_may_ask_for_more_time() {
     let mut line = Line::open();
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.answer(&request, Err(Failure::Stop { reason: StopReason::Forbidden, message: "403".into() }));
+    line.answer(&request, Err(refusal(Refusal::Forbidden)));
     line.now += PATIENCE.stopped;
     let request = line.take().unwrap();
     let hour = Duration::from_hours(1);
@@ -225,11 +140,11 @@ fn a_long_pause_is_told_of_at_once_and_a_mended_receiver_that_has_another_troubl
     let mut line = Line::open();
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.answer(&request, Err(Failure::Stop { reason: StopReason::Redirected, message: "302".into() }));
+    line.answer(&request, Err(refusal(Refusal::Redirected)));
     line.now += PATIENCE.stopped;
     let request = line.take().unwrap();
     assert!(line.answer(&request, Err(retry("503"))).point);
     assert_eq!(line.lines.standing(&key("p")), Standing::Retrying("503".into()));
     line.now += PATIENCE.retry.min * 2;
-    assert_eq!(ids(&line.take().unwrap()), ["1"], "as soon as any other failure");
+    assert!(line.take().unwrap().is_test(), "as soon as any other failure, and the same message");
 }

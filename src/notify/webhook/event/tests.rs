@@ -99,7 +99,7 @@ fn a_digests_id_follows_from_its_entries() {
 
 #[test]
 fn a_test_message() {
-    let content = Content::Test { namespace: "team", name: "hook" };
+    let content = Content::Test { namespace: "team", name: "hook", id: "test-1" };
     let event = Event::render(&hook(None, None), content, None, false);
     assert_eq!(
         data(&event),
@@ -149,7 +149,7 @@ fn each(template: &str, content_type: Option<&str>, check: impl Fn(&str, &str)) 
         let text = crate::notify::message::render(&items, Some("prod"), false, Limit::WEBHOOK).text;
         check(std::str::from_utf8(&event.body).unwrap(), &text);
     }
-    let test = Event::render(&hook, Content::Test { namespace: "team", name: "hook" }, None, false);
+    let test = Event::render(&hook, Content::Test { namespace: "team", name: "hook", id: "test-1" }, None, false);
     assert_eq!(test.content_type, hook.content_type);
     check(std::str::from_utf8(&test.body).unwrap(), "Contact point is ready");
 }

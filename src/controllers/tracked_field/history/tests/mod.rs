@@ -1,8 +1,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::time::Duration;
+use std::collections::{BTreeMap, HashSet};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 use super::*;
@@ -12,8 +14,6 @@ use crate::controllers::tracked_field::field::Observed;
 mod bounds;
 mod properties;
 mod series;
-
-const MAX_AGE: Duration = Duration::from_hours(24);
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + second).unwrap()
@@ -68,7 +68,7 @@ fn original(entries: serde_json::Value) -> History {
 #[test]
 fn outcomes_are_marked_once_and_unknown_ids_are_passed_over() {
     let mut history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
-    hold(&mut history, true, at(9));
+    hold(&mut history, true, &BTreeMap::new(), at(9));
     let failed = Outcome::Failed { reason: "Bad Request".into() };
     let outcomes = [("id-1".to_owned(), Outcome::Delivered), ("id-2".into(), failed.clone()), ("gone".into(), failed)];
     assert_eq!(mark(&mut history, outcomes.clone()), 2);
@@ -82,10 +82,10 @@ fn outcomes_are_marked_once_and_unknown_ids_are_passed_over() {
 }
 
 #[test]
-fn what_was_given_up_while_it_was_in_flight_may_still_be_delivered_but_not_the_other_way_round() {
+fn what_failed_may_still_turn_out_delivered_but_not_the_other_way_round() {
     let mut history = recorded([present("a", "1")]);
-    expire(&mut history, at(100_000), MAX_AGE);
-    assert_eq!(history[0].delivery, Some(Delivery::Failed));
+    assert_eq!(mark(&mut history, [("id-1".into(), Outcome::Expired { reason: "too old".into() })]), 1);
+    assert_eq!((history[0].delivery, history[0].reason.as_deref()), (Some(Delivery::Failed), Some("too old")));
     assert_eq!(mark(&mut history, [("id-1".into(), Outcome::Delivered)]), 1);
     assert_eq!((history[0].delivery, history[0].reason.as_ref()), (Some(Delivery::Delivered), None));
     assert_eq!(mark(&mut history, [("id-1".into(), Outcome::Failed { reason: "late".into() })]), 0);
@@ -112,34 +112,117 @@ fn an_entry_of_the_original_program_is_a_previous_one() {
 }
 
 #[test]
-fn entries_are_given_up_after_24_hours_that_do_not_count_what_was_suspended() {
-    const DAY: i64 = 86_400;
-    let mut history = recorded([present("a", "1")]);
-    assert_eq!(next_expiry(&history, MAX_AGE), Some(at(DAY)));
-    assert_eq!(expire(&mut history, at(DAY - 1), MAX_AGE), 0);
-
-    assert!(hold(&mut history, true, at(100)));
-    assert!(!hold(&mut history, true, at(200)), "to say it again changes nothing");
-    assert_eq!((expire(&mut history, at(9 * DAY), MAX_AGE), next_expiry(&history, MAX_AGE)), (0, None));
-    assert!(hold(&mut history, false, at(1100)));
-    assert!(!hold(&mut history, false, at(1200)));
-    assert_eq!(next_expiry(&history, MAX_AGE), Some(at(DAY + 1000)));
-    assert!(hold(&mut history, true, at(2000)));
-    assert!(hold(&mut history, false, at(2500)));
-    assert_eq!(history[0].held_seconds, Some(1500));
-
-    assert_eq!(expire(&mut history, at(DAY + 1499), MAX_AGE), 0);
-    assert_eq!(expire(&mut history, at(DAY + 1500), MAX_AGE), 1);
-    assert_eq!((history[0].delivery, history[0].held_seconds), (Some(Delivery::Failed), None));
-    assert_eq!(history[0].reason.as_deref(), Some("not delivered within 24 h"));
-    assert_eq!((expire(&mut history, at(9 * DAY), MAX_AGE), next_expiry(&history, MAX_AGE)), (0, None));
+fn only_what_expired_is_counted_so() {
+    let history = recorded([present("a", "1"), present("a", "2"), present("a", "3")]);
+    let outcomes = [
+        ("id-1".to_owned(), Outcome::Expired { reason: "too old".into() }),
+        ("id-2".to_owned(), Outcome::Failed { reason: "400".into() }),
+    ];
+    let subject = subject("replicas");
+    let inputs = Inputs {
+        subject: &subject,
+        observations: &[],
+        former: None,
+        outcomes: &outcomes,
+        in_flight: &HashSet::new(),
+        held: false,
+        limit: None,
+        held_for: &BTreeMap::new(),
+        now: at(10),
+    };
+    let changes = next(&history, &inputs, ids());
+    assert_eq!((changes.failed.len(), changes.expired), (2, 1));
 }
 
 #[test]
-fn a_clock_that_went_backwards_costs_nothing() {
+fn time_in_which_an_entry_was_held_is_kept_in_it() {
+    let none = BTreeMap::new();
     let mut history = recorded([present("a", "1")]);
-    hold(&mut history, true, at(100));
-    hold(&mut history, false, at(50));
-    assert_eq!(history[0].held_seconds, Some(0));
-    assert_eq!(expire(&mut history, at(-1000), MAX_AGE), 0);
+    assert!(hold(&mut history, true, &none, at(100)));
+    assert!(!hold(&mut history, true, &none, at(200)), "to say it again changes nothing");
+    assert_eq!(waiting_since(&history), None, "it is held");
+    assert!(hold(&mut history, false, &none, at(1100)));
+    assert!(!hold(&mut history, false, &none, at(1200)));
+    assert_eq!(waiting_since(&history), Some(at(1000)));
+    assert!(hold(&mut history, true, &none, at(2000)));
+    assert!(hold(&mut history, false, &none, at(2500)));
+    assert_eq!(history[0].held_seconds, Some(1500));
+    // What is known by a clock that nobody sets counts more.
+    assert!(hold(&mut history, true, &none, at(3000)));
+    let known = BTreeMap::from([("id-1".to_owned(), Duration::from_secs(7))]);
+    assert!(hold(&mut history, false, &known, at(100_000)));
+    assert_eq!(history[0].held_seconds, Some(1507));
+    // A clock that went backwards costs nothing.
+    assert!(hold(&mut history, true, &none, at(4000)));
+    assert!(hold(&mut history, false, &none, at(50)));
+    assert_eq!(history[0].held_seconds, Some(1507));
+}
+
+/// A clock that is set, and one that only goes forward.
+fn clocks(wall: i64, monotonic: u64) -> Now {
+    static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    let begin = *BEGIN.get_or_init(Instant::now);
+    Now { wall: at(wall), monotonic: begin + Duration::from_secs(monotonic) }
+}
+
+const DAY: i64 = 86_400;
+
+#[test]
+fn a_clock_that_is_set_makes_no_entry_older() {
+    let history = recorded([present("a", "1")]);
+    let mut ages = Ages::default();
+    let waited = |ages: &Ages, at: u64| ages.waited("id-1", clocks(0, at).monotonic).as_secs();
+    ages.observe(&history, false, clocks(10, 0));
+    assert_eq!(waited(&ages, 0), 10, "up to the first look the wall clock counts");
+    ages.observe(&history, false, clocks(2 * DAY, 5));
+    assert_eq!(waited(&ages, 5), 15);
+    ages.observe(&history, false, clocks(-DAY, 8));
+    assert_eq!(waited(&ages, 20), 30);
+    assert_eq!(waited(&Ages::default(), 20), 0);
+}
+
+#[test]
+fn an_entry_of_the_future_has_waited_no_time_at_all() {
+    let history = recorded([present("a", "1")]);
+    let mut ages = Ages::default();
+    ages.observe(&history, false, clocks(-DAY, 0));
+    assert_eq!(ages.waited("id-1", clocks(0, 3).monotonic).as_secs(), 3);
+}
+
+#[test]
+fn time_in_which_an_entry_was_held_makes_it_no_older() {
+    let mut history = recorded([present("a", "1")]);
+    let mut ages = Ages::default();
+    let waited = |ages: &Ages, at: u64| ages.waited("id-1", clocks(0, at).monotonic).as_secs();
+    ages.observe(&history, false, clocks(0, 0));
+    ages.observe(&history, true, clocks(10, 10));
+    hold(&mut history, true, &ages.held(), at(10));
+    ages.observe(&history, true, clocks(10, 10));
+    // The clock is a day ahead when it is resumed.
+    ages.observe(&history, false, clocks(DAY, 60));
+    assert_eq!((waited(&ages, 60), waited(&ages, 65)), (10, 15));
+    hold(&mut history, false, &ages.held(), at(DAY));
+    assert_eq!(history[0].held_seconds, Some(50));
+    ages.observe(&history, false, clocks(DAY, 60));
+    assert!(ages.held().is_empty());
+    // Another process knows only what stands there.
+    let mut ages = Ages::default();
+    ages.observe(&history, false, clocks(100, 0));
+    assert_eq!(waited(&ages, 0), 50);
+    history[0].held_since = Some(Time(at(90)));
+    let mut ages = Ages::default();
+    ages.observe(&history, true, clocks(100, 0));
+    assert_eq!(waited(&ages, 10), 40, "time in which it is held");
+    assert_eq!(ages.held()["id-1"].as_secs(), 10);
+}
+
+#[test]
+fn what_no_longer_waits_is_forgotten() {
+    let mut history = recorded([present("a", "1")]);
+    let mut ages = Ages::default();
+    ages.observe(&history, false, clocks(0, 0));
+    assert!(!ages.is_empty());
+    mark(&mut history, [("id-1".to_owned(), Outcome::Delivered)]);
+    ages.observe(&history, false, clocks(0, 0));
+    assert!(ages.is_empty());
 }

@@ -124,8 +124,8 @@ proptest! {
                     prop_assert_eq!(mark(&mut history, outcomes), 0);
                 }
                 Step::Hold(held) => {
-                    hold(&mut history, held, at(model.second));
-                    prop_assert!(!hold(&mut history, held, at(model.second + 5)));
+                    hold(&mut history, held, &BTreeMap::new(), at(model.second));
+                    prop_assert!(!hold(&mut history, held, &BTreeMap::new(), at(model.second + 5)));
                 }
                 Step::NewSubject => {
                     pass(&mut history, &mut buffer, &model, bounds, 0, &mut ids)?;
@@ -185,12 +185,14 @@ proptest! {
         let result = record(&mut history, &subject("replicas"), observations, ids());
         prop_assert_eq!(history.len(), entries.len() + result.entries);
         prop_assert_eq!(changes_saturating(&history), before.saturating_add(result.changes));
-        hold(&mut history, true, at(now));
-        hold(&mut history, false, at(now + 10));
+        hold(&mut history, true, &BTreeMap::new(), at(now));
+        hold(&mut history, false, &BTreeMap::new(), at(now + 10));
         prop_assert!(history.iter().all(|entry| !entry.is_pending() || entry.held_since.is_none()));
-        if let Some(next) = next_expiry(&history, MAX_AGE) {
-            prop_assert!(expire(&mut history, next, MAX_AGE) > 0);
-        }
+        waiting_since(&history);
+        let mut ages = Ages::default();
+        let now = Now { wall: at(now), monotonic: Instant::now() };
+        ages.observe(&history, false, now);
+        ages.observe(&history, true, now);
         let last = history.last().cloned();
         let bounds = Bounds { pending: Limits { items: 4, bytes: 1 << 20 }, finished: Limits { items: 2, bytes: 1 << 20 } };
         bound(&mut history, bounds, |_| false, ids());

@@ -111,7 +111,7 @@ fn times_are_as_the_api_stores_them() {
     let mut history = History::new();
     let at = "2025-02-11T20:44:21.987Z".parse().unwrap();
     record(&mut history, &subject("replicas"), [Observation::new(at, present("a", "1"), None)], ids());
-    hold(&mut history, true, at);
+    hold(&mut history, true, &BTreeMap::new(), at);
     let read_back: History = serde_json::from_str(&serde_json::to_string(&history).unwrap()).unwrap();
     assert_eq!(read_back, history);
 }
@@ -271,7 +271,7 @@ fn what_was_seen_before_the_spec_was_changed_comes_first() {
         in_flight: &HashSet::new(),
         held: false,
         limit: None,
-        max_age: MAX_AGE,
+        held_for: &BTreeMap::new(),
         now: at(10),
     };
     let recorded = next(&[], &inputs, ids()).history;

@@ -1,0 +1,285 @@
+//! Whatever a receiver answers, and whatever happens to what waits: one request at a time, in the order of each
+//! `TrackedField`, each with an outcome, and none failed that was refused only once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const FIELDS: usize = 4;
+
+#[derive(Clone, Copy, Debug)]
+enum Receiver {
+    Accepts,
+    /// Everything.
+    Refuses(Refusal),
+    /// Entries that are poisonous; never a test message.
+    RefusesSome(Refusal),
+    /// Every entry; never a test message.
+    RefusesEntries(Refusal),
+    IsAway,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Record {
+        field: usize,
+        templated: bool,
+    },
+    Receiver(Receiver),
+    /// So many requests, or pauses where the queue waits.
+    Run(u8),
+    Suspend(usize),
+    Resume(usize),
+    /// Somebody asks for an attempt.
+    RetryNow,
+}
+
+fn any_refusal() -> impl Strategy<Value = Refusal> {
+    prop_oneof![Just(Refusal::Rejected), Just(Refusal::Forbidden), Just(Refusal::Gone)]
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let receiver = prop_oneof![
+        2 => Just(Receiver::Accepts),
+        2 => any_refusal().prop_map(Receiver::Refuses),
+        3 => any_refusal().prop_map(Receiver::RefusesSome),
+        1 => any_refusal().prop_map(Receiver::RefusesEntries),
+        1 => Just(Receiver::IsAway),
+    ];
+    prop_oneof![
+        6 => (0..FIELDS, prop::bool::weighted(0.2)).prop_map(|(field, templated)| Step::Record { field, templated }),
+        2 => receiver.prop_map(Step::Receiver),
+        5 => (1_u8..12).prop_map(Step::Run),
+        1 => (0..FIELDS).prop_map(Step::Suspend),
+        1 => (0..FIELDS).prop_map(Step::Resume),
+        1 => Just(Step::RetryNow),
+    ]
+}
+
+#[derive(Default)]
+struct Field {
+    pending: Vec<String>,
+    suspended: bool,
+    templated: bool,
+}
+
+struct Model {
+    line: Line,
+    receiver: Receiver,
+    fields: Vec<Field>,
+    last_id: usize,
+    /// What was refused alone, and how many messages had been accepted by then.
+    refused: BTreeMap<String, usize>,
+    accepted: usize,
+    tests_since_entry: usize,
+    outcomes: BTreeMap<String, Outcome>,
+    recorded: BTreeSet<String>,
+    poisonous: fn(usize, usize) -> bool,
+    /// The second argument of that.
+    poison: usize,
+}
+
+impl Model {
+    fn new() -> Self {
+        let fields = (0..FIELDS).map(|_| Field::default()).collect();
+        Self {
+            line: Line::open(),
+            receiver: Receiver::Accepts,
+            fields,
+            last_id: 0,
+            refused: BTreeMap::new(),
+            accepted: 0,
+            tests_since_entry: 0,
+            outcomes: BTreeMap::new(),
+            recorded: BTreeSet::new(),
+            poisonous: |id, every| id.is_multiple_of(every),
+            poison: 3,
+        }
+    }
+
+    fn offer(&mut self, at: usize) {
+        let of = &self.fields[at];
+        let name = format!("f{at}");
+        if of.suspended {
+            self.line.lines.withdraw(&key(&name), false);
+            return;
+        }
+        let ids: Vec<&str> = of.pending.iter().map(String::as_str).collect();
+        let mut object = field(&name, &ids).as_ref().clone();
+        object.spec.template = of.templated.then(|| "{{ value }}".into());
+        self.line.lines.offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
+    }
+
+    fn is_poisonous(&self, id: &str) -> bool {
+        (self.poisonous)(id.parse().unwrap(), self.poison)
+    }
+
+    fn answer(&self, request: &Request) -> Result<Sent, Refusal> {
+        let accepted = Ok(Sent { taken: request.picks.len(), migrated_to: None });
+        match self.receiver {
+            Receiver::Refuses(reason) => Err(reason),
+            Receiver::RefusesSome(reason) if request.ids().any(|id| self.is_poisonous(id)) => Err(reason),
+            Receiver::RefusesEntries(reason) if !request.is_test() => Err(reason),
+            _ => accepted,
+        }
+    }
+
+    /// One request, or one pause. Whether there was either.
+    fn run(&mut self) -> Result<bool, TestCaseError> {
+        match self.line.lines.next(&key("p"), self.line.now) {
+            Next::Wait(None) => return Ok(false),
+            Next::Wait(Some(until)) => {
+                prop_assert!(until > self.line.now, "the worker would spin");
+                self.line.now = until;
+                return Ok(true);
+            }
+            Next::Stopped => return Ok(true),
+            Next::Send => {}
+        }
+        let request = self.line.take().unwrap();
+        prop_assert!(self.line.take().is_none(), "one request at a time");
+        for (at, of) in self.fields.iter().enumerate() {
+            let name = key(&format!("f{at}"));
+            let picked: Vec<_> = request.picks.iter().filter(|pick| pick.field == name).map(|pick| &*pick.id).collect();
+            let expected: Vec<_> = of.pending.iter().map(String::as_str).take(picked.len()).collect();
+            prop_assert_eq!(picked, expected, "in order, from the oldest");
+        }
+        if request.picks.len() > 1 {
+            prop_assert!(request.ids().all(|id| !self.refused.contains_key(id)), "what was refused goes alone");
+        }
+        if matches!(self.receiver, Receiver::IsAway) {
+            self.line.answer(&request, Err(retry("503")));
+            prop_assert!(self.line.waits());
+            return Ok(true);
+        }
+        match self.answer(&request) {
+            Ok(sent) => {
+                self.line.answer(&request, Ok(sent));
+                self.accepted += 1;
+                self.tests_since_entry = if request.is_test() { self.tests_since_entry + 1 } else { 0 };
+                prop_assert!(self.tests_since_entry <= 1, "people see a test message");
+            }
+            Err(reason) => {
+                self.line.refuse(&request, reason);
+                let template = !request.plain && request.picks.iter().any(|pick| pick.object.spec.template.is_some());
+                if let [pick] = request.picks.as_slice() {
+                    let failed = self.line.lines.outcomes(&pick.field).iter().any(|(id, _)| *id == *pick.id);
+                    if failed {
+                        prop_assert!(!template, "its default text was not tried");
+                        let before = self.refused.get(&*pick.id).copied();
+                        prop_assert!(before.is_some_and(|before| before < self.accepted), "it was refused only once");
+                    }
+                    self.refused.entry(pick.id.to_string()).or_insert(self.accepted);
+                }
+            }
+        }
+        self.record()?;
+        Ok(true)
+    }
+
+    /// What the reconciles do with the outcomes.
+    fn record(&mut self) -> Result<(), TestCaseError> {
+        for at in 0..FIELDS {
+            let name = key(&format!("f{at}"));
+            let outcomes = self.line.lines.outcomes(&name);
+            if outcomes.is_empty() {
+                continue;
+            }
+            prop_assert!(self.line.waits(), "an outcome is not recorded");
+            for (id, outcome) in &outcomes {
+                prop_assert!(self.outcomes.insert(id.clone(), outcome.clone()).is_none(), "it had an outcome");
+                prop_assert_eq!(&self.fields[at].pending.remove(0), id);
+            }
+            self.offer(at);
+            self.line.lines.recorded(&name, &outcomes);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Record { field, templated } => {
+                self.last_id += 1;
+                let id = format!("{:05}", self.last_id);
+                self.recorded.insert(id.clone());
+                self.fields[field].pending.push(id);
+                self.fields[field].templated = templated;
+                self.offer(field);
+            }
+            Step::Receiver(receiver) => self.receiver = receiver,
+            Step::Run(times) => {
+                for _ in 0..times {
+                    if !self.run()? {
+                        break;
+                    }
+                }
+            }
+            Step::Suspend(at) | Step::Resume(at) => {
+                self.fields[at].suspended = matches!(step, Step::Suspend(_));
+                self.offer(at);
+            }
+            Step::RetryNow => {
+                if self.fields.iter().all(|field| field.suspended || field.pending.is_empty()) {
+                    self.tests_since_entry = 0;
+                }
+                self.line.lines.retry_now(&key("p"), self.line.now);
+            }
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_holds_whatever_a_receiver_answers(steps in prop::collection::vec(any_step(), 1..60)) {
+        let mut model = Model::new();
+        for step in steps {
+            model.step(step)?;
+        }
+        // In the end all of it arrives, within one pause for each request.
+        model.receiver = Receiver::Accepts;
+        for at in 0..FIELDS {
+            model.step(Step::Resume(at))?;
+        }
+        let mut rounds = 0;
+        while model.run()? {
+            rounds += 1;
+            prop_assert!(rounds < 500, "it does not come to rest");
+            if model.fields.iter().all(|field| field.pending.is_empty()) {
+                break;
+            }
+        }
+        prop_assert_eq!(model.outcomes.keys().cloned().collect::<BTreeSet<_>>(), model.recorded);
+        prop_assert!(model.line.lines.nothing_flies());
+    }
+
+    /// The bound: one retry period for one poisonous message.
+    #[test]
+    fn one_poisonous_message_holds_the_others_up_for_a_retry_period_and_nothing_else_is_lost(
+        entries in prop::collection::vec(0..FIELDS, 1..40),
+        poison in 1_usize..40,
+        reason in any_refusal(),
+    ) {
+        let mut model = Model::new();
+        model.receiver = Receiver::RefusesSome(reason);
+        (model.poisonous, model.poison) = (|id, poison| id == poison, poison);
+        for field in entries {
+            model.step(Step::Record { field, templated: false })?;
+        }
+        let began = model.line.now;
+        let mut rounds = 0;
+        while model.fields.iter().any(|field| !field.pending.is_empty()) {
+            prop_assert!(model.run()?, "it came to rest");
+            rounds += 1;
+            prop_assert!(rounds < 200);
+        }
+        prop_assert!(model.line.now - began <= PATIENCE.stopped, "{:?}", model.line.now - began);
+        for (id, outcome) in &model.outcomes {
+            prop_assert_eq!(matches!(outcome, Outcome::Delivered), !model.is_poisonous(id), "{}", id);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Nothing expires untried.
+
+use jiff::{SignedDuration, Timestamp};
+use quartermaster::api::TrackedField;
+use quartermaster::api::tracked_field::Delivery;
+use serde_json::{Value, json};
+use testbed::receiver::Receiver;
+
+use super::{is, status, write_history};
+use crate::support::{Bed, Operator, Settings, changes};
+
+/// An entry that waits, as a process with another clock, or one that ran days ago, has left it.
+fn waiting(bed: &Bed, id: &str, hours_ago: i64) -> Value {
+    let time = Timestamp::now() - SignedDuration::from_hours(hours_ago);
+    json!({
+        "time": format!("{time:.0}"), "action": "Updated", "value": "1", "delivery": "Pending", "id": id,
+        "subject": format!("Deployment/{}/web/replicas", bed.namespace),
+    })
+}
+
+/// `TrackedField`s of a Deployment of one replica, which is what their histories say.
+async fn tracked(bed: &Bed, name: &str, point: &str, history: &[Value]) {
+    bed.track(name, "Deployment", "web", "replicas", point).await;
+    write_history(bed, name, &json!(history)).await;
+}
+
+/// As after a weekend during which the cluster was switched off, or when the clock is 25 hours ahead.
+#[tokio::test]
+async fn an_old_entry_is_delivered_if_the_first_attempt_succeeds() {
+    let bed = Bed::shared("old").await;
+    let receiver = Receiver::start().unwrap();
+    bed.deployment("web", 1).await;
+    tracked(&bed, "it", "hook", &[waiting(&bed, "one", 60), waiting(&bed, "two", 25)]).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    // It could not be tried so far: that is no reason to give it up.
+    bed.waiting("it", "ContactPointNotFound: ").await;
+    assert!(bed.history("it").await.iter().all(|entry| is(entry, Delivery::Pending)));
+    bed.webhook("hook", &receiver.url()).await;
+    bed.delivered("it", &[("Updated", Some("1")), ("Updated", Some("1"))]).await;
+    assert_eq!(changes(&receiver).len(), 2);
+    assert_eq!(bed.events("it", "DeliveryFailed").await.len(), 0);
+}
+
+#[tokio::test]
+async fn an_old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
+    let bed = Bed::shared("attempt").await;
+    let receiver = Receiver::start().unwrap();
+    bed.deployment("web", 1).await;
+    bed.webhook("hook", &receiver.url()).await;
+    tracked(&bed, "old", "hook", &[waiting(&bed, "old", 25)]).await;
+    tracked(&bed, "young", "hook", &[waiting(&bed, "young", 23)]).await;
+    tracked(&bed, "future", "hook", &[waiting(&bed, "future", -25)]).await;
+    // For 28 of 50 hours it was suspended, before this process and while there was none.
+    let since = Timestamp::now() - SignedDuration::from_hours(21);
+    let mut held = waiting(&bed, "held", 50);
+    held["heldSince"] = json!(format!("{since:.0}"));
+    held["heldSeconds"] = json!(7 * 3600);
+    tracked(&bed, "held", "hook", &[held]).await;
+    // Its clock was wrong when it was suspended.
+    let mut ahead = waiting(&bed, "ahead", 1);
+    ahead["heldSince"] = json!(format!("{:.0}", Timestamp::now() + SignedDuration::from_hours(30)));
+    tracked(&bed, "ahead", "hook", &[ahead]).await;
+    receiver.always(status(503));
+    let operator = Operator::start(&bed, Settings::default()).await;
+    // The test message comes first.
+    bed.not_ready("hook", "Unreachable").await;
+    assert!(is(&bed.history("old").await[0], Delivery::Pending), "nothing was tried with it");
+    receiver.at_text("\"trackedField\"", status(503));
+    receiver.always(testbed::receiver::Reply::ok());
+    let failed = |field: &TrackedField| is(&field.history().unwrap()[0], Delivery::Failed);
+    let reason = bed.until("old", "expires", failed).await.history().unwrap()[0].reason.clone().unwrap();
+    assert!(reason.starts_with("not delivered within 24 h; the last attempt: "), "{reason}");
+    assert!(reason.contains("503"), "{reason}");
+    assert_eq!(bed.event("old", "DeliveryFailed").await, format!("Updated 1: not delivered: {reason}"));
+    let attempts = receiver.requests().len();
+    receiver.wait_for(crate::support::SOON, |requests| requests.len() >= attempts + 3).await.unwrap();
+    for name in ["young", "future", "held", "ahead"] {
+        assert!(is(&bed.history(name).await[0], Delivery::Pending), "{name}");
+    }
+    let metrics = operator.metrics().await;
+    assert!(metrics.lines().any(|line| line == "quartermaster_entries_expired_total 1"), "{metrics}");
+    receiver.behave();
+    for name in ["young", "future", "held", "ahead"] {
+        bed.delivered(name, &[("Updated", Some("1"))]).await;
+    }
+}

@@ -1,0 +1,259 @@
+//! What a receiver refuses is kept, unless it accepts other messages.
+
+use std::collections::BTreeMap;
+
+use futures::future::join_all;
+use quartermaster::api::tracked_field::Delivery;
+use quartermaster::api::{ContactPoint, TrackedField};
+use rstest::rstest;
+use serde_json::json;
+use testbed::bot_api::{Chat, Kind};
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use super::{is, status, tests, track_long};
+use crate::support::{Bed, Operator, SOON, Settings, TOKEN, bot_api, changes, condition, taken};
+
+/// As when somebody archives a channel, or a proxy is set up wrongly.
+#[rstest]
+#[case::gone(410, "Gone")]
+#[case::bad_request(400, "Rejected")]
+#[case::method_not_allowed(405, "UnexpectedStatus")]
+#[tokio::test]
+async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(#[case] code: u16, #[case] reason: &str) {
+    const FIELDS: usize = 5;
+    const CHANGES: usize = 60;
+    let bed = Bed::shared("backlog").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=500ms")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    receiver.always(status(code).body("channel_is_archived"));
+    join_all((0..FIELDS).map(async |field| {
+        let (name, target) = (format!("it-{field}"), format!("web-{field}"));
+        bed.deployment(&target, 0).await;
+        track_long(&bed, &name, &target, "hook").await;
+        bed.until(&name, "its first value", |field: &TrackedField| !field.history().unwrap().is_empty()).await;
+        for replicas in 1..CHANGES {
+            bed.scale(&target, i32::try_from(replicas).unwrap()).await;
+        }
+        let all = |field: &TrackedField| field.history().unwrap().len() == CHANGES;
+        bed.until(&name, "all of its changes", all).await;
+    }))
+    .await;
+    let (_, words) = condition(&bed.not_ready("hook", reason).await);
+    assert!(words.contains(&format!("({code} channel_is_archived)")), "{words}");
+    // Each has been refused more than once.
+    let refused = receiver.requests().len();
+    receiver.wait_for(SOON, |requests| requests.len() >= refused + 3 * FIELDS).await.unwrap();
+    for field in 0..FIELDS {
+        let history = bed.history(&format!("it-{field}")).await;
+        assert!(history.iter().all(|entry| is(entry, Delivery::Pending)), "{history:#?}");
+    }
+
+    receiver.behave();
+    for field in 0..FIELDS {
+        let delivered = |field: &TrackedField| {
+            let history = field.history().unwrap();
+            history.len() == CHANGES && history.iter().all(|entry| is(entry, Delivery::Delivered))
+        };
+        bed.until(&format!("it-{field}"), "all delivered", delivered).await;
+    }
+    bed.ready("hook").await;
+    let mut values = BTreeMap::<String, Vec<String>>::new();
+    for change in changes(&receiver) {
+        let of = |what: &str| change[what].as_str().unwrap().to_owned();
+        values.entry(of("trackedField")).or_default().push(of("value"));
+    }
+    let expected: Vec<_> = (0..CHANGES).map(|value| value.to_string()).collect();
+    assert_eq!(values.len(), FIELDS);
+    assert!(values.values().all(|values| *values == expected), "each once, in order: {values:#?}");
+    assert!(tests(&receiver).len() <= 2, "the first one, and one that showed that it has recovered");
+}
+
+#[rstest]
+#[case::forbidden(403)]
+#[case::bad_request(400)]
+#[case::not_found(404)]
+#[case::redirect(302)]
+#[tokio::test]
+async fn one_poisonous_value_holds_up_the_others_for_one_retry_period(#[case] code: u16) {
+    let bed = Bed::shared("poison").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=2s")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    let names = ["a", "b", "c", "d", "e"];
+    for name in names {
+        bed.deployment(name, 1).await;
+        bed.track(name, "Deployment", name, "replicas", "hook").await;
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+    }
+    receiver.at_text("\"value\":\"13\"", status(code).body("poisonous"));
+    receiver.forget();
+    bed.scale("c", 13).await;
+    for name in ["a", "b", "d", "e"] {
+        bed.scale(name, 2).await;
+    }
+    bed.scale("c", 14).await;
+    for name in ["a", "b", "d", "e"] {
+        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    }
+    let done = |field: &TrackedField| {
+        let history = field.history().unwrap();
+        let last = history.last().unwrap();
+        last.value.as_deref() == Some("14") && is(last, Delivery::Delivered)
+    };
+    let history = bed.until("c", "goes on behind it", done).await.history().unwrap();
+    let poisonous = &history[1];
+    assert!(is(poisonous, Delivery::Failed), "{history:#?}");
+    let reason = poisonous.reason.as_deref().unwrap();
+    assert!(reason.contains(&code.to_string()), "{reason}");
+    assert_eq!(bed.event("c", "DeliveryFailed").await, format!("Updated 13: not delivered: {reason}"));
+    bed.ready("hook").await;
+    // A digest with it, alone, and once more after another message was accepted.
+    let refused = receiver.requests().iter().filter(|request| !request.answered.unwrap().is_success()).count();
+    assert!((2..=3).contains(&refused), "{refused} requests were refused");
+    assert!(tests(&receiver).len() <= 1, "at most one, where it alone waited");
+}
+
+#[rstest]
+#[case::forbidden(403, "Forbidden")]
+#[case::bad_request(400, "Rejected")]
+#[tokio::test]
+async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_message(
+    #[case] code: u16,
+    #[case] reason: &str,
+) {
+    let bed = Bed::shared("only-tests").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=300ms")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    receiver.at_text("\"trackedField\"", status(code));
+    bed.deployment("web", 0).await;
+    track_long(&bed, "it", "web", "hook").await;
+    bed.until("it", "its first value", |field: &TrackedField| !field.history().unwrap().is_empty()).await;
+    for replicas in 1..5 {
+        bed.scale("web", replicas).await;
+    }
+    let all = |field: &TrackedField| {
+        let history = field.history().unwrap();
+        history.len() == 5 && is(&history[0], Delivery::Failed)
+    };
+    bed.until("it", "costs one entry", all).await;
+    bed.not_ready("hook", reason).await;
+    let now = receiver.requests().len();
+    receiver.wait_for(SOON, |requests| requests.len() >= now + 8).await.unwrap();
+    let history = bed.history("it").await;
+    assert!(history[1..].iter().all(|entry| is(entry, Delivery::Pending)), "{history:#?}");
+    assert_eq!(tests(&receiver).len(), 2, "the first one, and the one that cost an entry");
+    // It is told once, not with each attempt.
+    assert!(bed.events("hook", reason).await.len() <= 2, "{:#?}", bed.events("hook", reason).await);
+
+    receiver.behave();
+    let told = |field: &TrackedField| field.history().unwrap()[1..].iter().all(|e| is(e, Delivery::Delivered));
+    bed.until("it", "the rest arrives", told).await;
+    assert_eq!(tests(&receiver).len(), 2);
+}
+
+/// A rejected message changes nothing of the contact point while others are accepted.
+#[tokio::test]
+async fn a_contact_point_stays_ready_while_single_messages_are_rejected() {
+    let bed = Bed::shared("steady").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let before = bed.ready("hook").await;
+    receiver.at_text("\"value\":\"13\"", status(422));
+    bed.deployment("web", 13).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    let failed = |field: &TrackedField| field.history().unwrap().iter().any(|entry| is(entry, Delivery::Failed));
+    bed.until("it", "fails", failed).await;
+    bed.scale("web", 1).await;
+    let told = |field: &TrackedField| field.history().unwrap().iter().any(|entry| is(entry, Delivery::Delivered));
+    bed.until("it", "goes on", told).await;
+    let after = bed.api::<ContactPoint>().get("hook").await.unwrap();
+    let conditions = |point: &ContactPoint| point.status.as_ref().unwrap().conditions.clone();
+    assert_eq!(conditions(&after), conditions(&before));
+    assert_eq!(bed.events("hook", "Rejected").await.len(), 0);
+}
+
+#[tokio::test]
+async fn a_message_behind_a_poisonous_one_arrives_when_somebody_asks_for_it() {
+    let bed = Bed::shared("asked").await;
+    let receiver = Receiver::start().unwrap();
+    // Nobody waits that long.
+    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1h")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    receiver.at_text("\"value\":\"13\"", status(403));
+    bed.deployment("web", 13).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.not_ready("hook", "Forbidden").await;
+    bed.scale("web", 1).await;
+    let mut asked = 0;
+    until("the next one is delivered", SOON, async || {
+        asked += 1;
+        let annotation = json!({ "quartermaster.dev/requested-at": asked.to_string() });
+        bed.patch::<ContactPoint>("hook", json!({ "metadata": { "annotations": annotation } })).await;
+        let history = bed.history("it").await;
+        Ok(history.get(1).is_some_and(|entry| is(entry, Delivery::Delivered)).then_some(()))
+    })
+    .await
+    .unwrap();
+    assert!(is(&bed.history("it").await[0], Delivery::Failed));
+}
+
+#[tokio::test]
+async fn a_closed_topic_stops_the_contact_point_and_keeps_the_entries() {
+    const FORUM: i64 = -1_000_000_000_070;
+    let bed = Bed::shared("topic").await;
+    let telegram = bot_api();
+    let forum = || Chat::new(Kind::Supergroup, FORUM).unwrap();
+    telegram.add_chat(forum().with_topic(3));
+    let _operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    bed.secret("bot", TOKEN).await;
+    let spec = json!({
+        "type": "Telegram",
+        "telegramSpec": { "chatId": FORUM, "messageThreadId": 3 },
+        "apiToken": { "secretName": "bot", "key": "token" },
+    });
+    bed.point("topic", spec).await;
+    bed.ready("topic").await;
+    bed.deployment("web", 1).await;
+    let mut told = vec![];
+    for (round, (chat, said)) in
+        [(forum().with_closed_topic(3), "TOPIC_CLOSED"), (forum(), "message thread not found")].into_iter().enumerate()
+    {
+        let name = format!("it-{round}");
+        telegram.add_chat(chat);
+        bed.track(&name, "Deployment", "web", "replicas", "topic").await;
+        let (_, words) = condition(&bed.not_ready("topic", "TopicUnavailable").await);
+        assert!(words.contains(said), "{words}");
+        assert!(is(&bed.history(&name).await[0], Delivery::Pending));
+        telegram.add_chat(forum().with_topic(3));
+        bed.delivered(&name, &[("Created", Some("1"))]).await;
+        bed.ready("topic").await;
+        told.push(name);
+    }
+    assert!(telegram.messages().iter().all(|message| message.message_thread_id == Some(3)));
+}
+
+/// A template's text is not the only one that there is.
+#[tokio::test]
+async fn a_rejected_template_text_is_replaced_by_the_default_text_before_an_entry_fails() {
+    let bed = Bed::shared("default-text").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    receiver.at_text("poison", status(400));
+    bed.deployment("web", 1).await;
+    let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": "web" });
+    let spec =
+        json!({ "target": target, "contactPoint": "hook", "field": "replicas", "template": "poison {{ value }}" });
+    bed.create::<TrackedField>("it", json!({ "spec": spec })).await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    assert_eq!((receiver.requests().len(), taken(&receiver).len()), (3, 2));
+}
