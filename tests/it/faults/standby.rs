@@ -1,6 +1,8 @@
 //! A replica that takes over goes by the history, not by what it saw while it stood by.
 
 use k8s_openapi::api::apps::v1::Deployment;
+use kube::api::{Patch, PatchParams};
+use quartermaster::api::TrackedField;
 use serde_json::json;
 use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
 use testbed::receiver::Receiver;
@@ -11,7 +13,7 @@ use super::ledger::Ledger;
 use super::replicas::{candidate, leads};
 use super::told::told;
 use super::{assert_no_repeats, assert_order};
-use crate::support::{Bed, Operator, SOON};
+use crate::support::{Bed, Operator, SOON, Settings};
 
 /// Two replicas with caches that are synced, and one field that was told once, with the value 1.
 struct Pair {
@@ -109,6 +111,53 @@ async fn new_leader_lists_once_whatever_is_tracked() {
     }
     assert_eq!(pair.asked(), (2, 0));
     pair.assert_well_told();
+}
+
+/// A connection that died without a word while this replica stood by.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_leader_sees_what_a_silent_watch_did_not_show() {
+    let mut pair = Pair::start("silent").await;
+    let silent = pair.proxy.freeze_running(Match::watch("deployments"));
+    pair.leader.kill();
+    pair.bed.scale("web", 2).await;
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    leads(&pair.standby).await;
+    let mut expected = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    pair.bed.delivered("web", &expected).await;
+    for (replicas, value) in [(3, "3"), (2, "2")] {
+        pair.bed.scale("web", replicas).await;
+        expected.push(("Updated", Some(value)));
+    }
+    pair.bed.delivered("web", &expected).await;
+    pair.assert_well_told();
+}
+
+/// As when somebody restores the TrackedField from a backup.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn newest_value_is_recorded_again_when_the_history_lost_it() {
+    let bed = bare("restored").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.delivered("web", &[("Created", Some("1"))]).await;
+    bed.scale("web", 2).await;
+    let expected = [("Created", Some("1")), ("Updated", Some("2"))];
+    let before = bed.delivered("web", &expected).await;
+    let lost = Patch::Merge(json!({ "status": &before[..1] }));
+    bed.api::<TrackedField>().patch_status("web", &PatchParams::default(), &lost).await.unwrap();
+    until("the value is recorded once more, and told", SOON, async || {
+        let history = bed.history("web").await;
+        let again = history.last().is_some_and(|last| last.id != before[1].id && !last.is_pending());
+        Ok((history.len() == 2 && again).then_some(()))
+    })
+    .await
+    .unwrap();
+    bed.delivered("web", &expected).await;
+    let told = told(&receiver);
+    assert_eq!(told.iter().map(|request| request.entries.len()).sum::<usize>(), 3);
+    assert_no_repeats(&told);
 }
 
 /// A streamed list comes from the apiserver's cache, which may lag behind the one that the last leader asked.
