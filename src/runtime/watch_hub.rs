@@ -218,6 +218,6 @@ where
 /// Waits for another generation. Without a sender there is none.
 async fn next(generation: &mut watch::Receiver<u64>) {
     if generation.changed().await.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }

@@ -55,7 +55,7 @@ pub(super) struct Tracked {
 pub(super) struct Untracked {
     pub(super) waiting: Waiting,
     /// The pass failed for it.
-    pub(super) error: Option<Error>,
+    pub(super) error: Option<Box<Error>>,
 }
 
 impl From<Waiting> for Untracked {
@@ -66,7 +66,7 @@ impl From<Waiting> for Untracked {
 
 impl From<Error> for Untracked {
     fn from(error: Error) -> Self {
-        Self { waiting: Waiting::TargetUnreadable(error.to_string()), error: Some(error) }
+        Self { waiting: Waiting::TargetUnreadable(error.to_string()), error: Some(Box::new(error)) }
     }
 }
 

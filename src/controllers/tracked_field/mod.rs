@@ -271,7 +271,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         };
         let unserved = point.is_none() && self.points_phase.absent(&key.namespace).is_some();
         let resync = match tracked {
-            Err(Untracked { error: Some(error), .. }) => return Err(error),
+            Err(Untracked { error: Some(error), .. }) => return Err(*error),
             Err(Untracked { waiting, .. }) if waiting.ends_unnoticed() => return Ok(Outcome::Waiting),
             Ok(_) if asks => self.terms.resync,
             Ok(Some(Tracked { target, shard, .. }))
