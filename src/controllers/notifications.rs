@@ -1,16 +1,15 @@
 //! Starts the two kinds that tell people of changes: they share the outbox.
 
 use std::collections::HashMap;
-use std::future;
 use std::sync::{Arc, Mutex};
 
 use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
-use tokio::sync::mpsc;
 
 use super::contact_point::{self, ContactPoints, endpoint::Source};
+use super::tracked_field::reads::Reads;
 use super::tracked_field::tracker::Tracker;
-use super::tracked_field::{self, Terms, TrackedFields, target::Resolver};
+use super::tracked_field::{self, Targets, Terms, TrackedFields, target::Resolver};
 use crate::api::{ContactPoint, TrackedField};
 use crate::cli::Config;
 use crate::notify::Transport;
@@ -59,7 +58,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         written: Written::new(points.trigger.clone()),
         set_up: Mutex::default(),
     });
-    let tracker = Arc::new(Tracker::new(fields.trigger.clone()));
+    let tracker = Arc::new(Tracker::new(fields.trigger.clone(), !manager.config.leader_elect));
     let hub = WatchHub::new(
         manager.client.clone(),
         manager.scope.clone(),
@@ -69,15 +68,24 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         manager.tasks.clone(),
         manager.watchdog("targets"),
     );
-    let tracked_fields = Arc::new(TrackedFields {
+    let targets = Arc::new(Targets {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
-        points: points.store.clone(),
-        points_phase: points.phase.clone(),
         tracker,
         hub,
-        outbox,
         resolver: Resolver::default(),
+        reads: Reads::default(),
+        wake: fields.trigger.clone(),
+        resync: timings.resync,
+        timeout: timings.reconcile_timeout,
+        draining: manager.draining.clone(),
+    });
+    let tracked_fields = Arc::new(TrackedFields {
+        client: manager.client.clone(),
+        targets,
+        points: points.store.clone(),
+        points_phase: points.phase.clone(),
+        outbox,
         events: manager.events(tracked_field::NAME),
         metrics: manager.metrics.clone(),
         terms: Terms { renew_event: timings.event_renewal, resync: timings.resync },
@@ -86,10 +94,8 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         told: Mutex::new(HashMap::new()),
     });
 
-    let (ask, asked) = mpsc::unbounded_channel();
-    manager.spawn("the asking for what targets are", learn(Arc::clone(&tracked_fields), fields.store.clone(), asked));
     let told_of_point = told_of_point(Arc::clone(&contact_points), &points, &fields);
-    let told_of_field = told_of_field(Arc::clone(&tracked_fields), fields.trigger.clone(), ask);
+    let told_of_field = told_of_field(Arc::clone(&tracked_fields), fields.trigger.clone());
     // A contact point that is not cached yet must not be taken for one that does not exist.
     let points_settled = vec![points.phase.clone()];
     manager.control(points, contact_points, Vec::new(), told_of_point);
@@ -130,19 +136,14 @@ fn told_of_point<T: Transport>(
 fn told_of_field<T: Transport>(
     controller: Arc<TrackedFields<T>>,
     trigger: Trigger<TrackedField>,
-    ask: mpsc::UnboundedSender<Key>,
 ) -> impl Fn(Touched<TrackedField>, bool) + Send + Sync {
     move |touched, all_seen| match touched {
         Touched::Present(field) => {
             let key = Key::of(field.as_ref());
-            controller.follow(&field);
+            controller.targets.follow(&field);
             // Otherwise told of again once all have been seen.
             if all_seen {
-                controller.watch(&field);
-                if !controller.knows(&field) {
-                    // It is heard for as long as the process lasts.
-                    let _ = ask.send(key.clone());
-                }
+                controller.targets.watch(&field);
                 if controller.written.knows(&key, &field) {
                     controller.outbox.cached(&field);
                 } else {
@@ -155,20 +156,6 @@ fn told_of_field<T: Transport>(
             trigger.wake(&Key::of(field.as_ref()));
         }
     }
-}
-
-/// A replica that stands by runs no passes, which ask what a target of another kind is: it is to be watched there, too.
-async fn learn<T: Transport>(
-    controller: Arc<TrackedFields<T>>,
-    fields: Store<TrackedField>,
-    mut asked: mpsc::UnboundedReceiver<Key>,
-) {
-    while let Some(Key { namespace, name }) = asked.recv().await {
-        if let Some(field) = fields.get(&ObjectRef::new(&name).within(&namespace)) {
-            controller.learn(&field).await;
-        }
-    }
-    future::pending::<()>().await;
 }
 
 /// Whoever sends there waits for it, or has to say that it is gone; whoever names a contact point that there is not

@@ -30,7 +30,7 @@ use super::metrics::resources::tally;
 use super::metrics::{Metrics, Purpose};
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
 use super::tasks::Tasks;
-use super::watch_hub::{self, Observer, ResourceName};
+use super::watch_hub::{Observer, ResourceName, ResourceWatch};
 use super::{Scope, client, crds, drain};
 use crate::api::kind::Kind;
 use crate::api::standing::Stands;
@@ -231,6 +231,7 @@ impl Manager {
         let stood_by = self.config.leader_elect;
         let passes = async move {
             if stood_by {
+                runner.lead();
                 listed_anew(ask).await;
             }
             phase.settled().await;
@@ -256,12 +257,14 @@ impl Manager {
             let name = format!("the watch of {}", resource.full());
             let watchdog = self.watchdog(resource.full());
             let observer: Arc<dyn Observer<K>> = Arc::clone(observer) as _;
-            let (config, resource, metrics) = (config.clone(), resource.clone(), self.metrics.clone());
-            let wanted = Arc::clone(wanted);
+            let (metrics, full) = (self.metrics.clone(), resource.full());
+            let counted = move || metrics.watch(&full, Purpose::Own);
+            let (config, resource) = (config.clone(), resource.clone());
+            let watch = ResourceWatch { api, config, resource, shard, observer, counted, watchdog };
+            let (wanted, once) = (Arc::clone(wanted), watch::channel(0).1);
             self.spawn(name, async move {
                 wanted.wait().await;
-                let counted = metrics.watch(&resource.full(), Purpose::Own);
-                watch_hub::run(api, config, resource, shard, observer, counted, watchdog).await;
+                watch.run(once).await;
             });
         }
     }

@@ -34,6 +34,9 @@ pub trait Reconciler: Send + Sync + 'static {
     /// One pass over one object. Never two at once for the same object; may be dropped at any await.
     fn reconcile(&self, object: Arc<Self::Object>) -> impl Future<Output = Result<Outcome, Self::Error>> + Send;
 
+    /// This replica begins to lead, before the first pass: what it saw while it stood by may be of the past.
+    fn lead(&self) {}
+
     /// How often each object is looked at without a reason, where that is `usual`.
     fn resync(&self, usual: Duration) -> Duration {
         usual
@@ -54,6 +57,9 @@ pub enum Outcome {
     Waiting,
     /// Something falls due by the clock.
     RequeueAfter(Duration),
+    /// The answer to a request that was made outside the pass wakes the next one, or this time does. Whether the request
+    /// fails is not known yet, so no growing delay begins anew.
+    Unfinished(Duration),
 }
 
 /// An error of a pass, sorted.
@@ -184,6 +190,11 @@ impl<R: Reconciler> Runner<R> {
         }
     }
 
+    /// Tells the controller that this replica begins to lead.
+    pub fn lead(&self) {
+        self.reconciler.lead();
+    }
+
     /// Passes over every object of the store, then over each that is woken, until it is dropped.
     pub async fn run(self, store: Store<R::Object>, trigger: Trigger<R::Object>) {
         let woken = trigger.open();
@@ -271,16 +282,20 @@ impl<R: Reconciler> Runner<R> {
     }
 
     fn well(&self, key: &ObjectRef<R::Object>, outcome: Outcome) -> (Reconciled, Action) {
-        self.failed.reset(key);
-        self.slow.reset(key);
         debug!(?outcome, "pass done");
-        if outcome != Outcome::Waiting {
-            self.waiting.reset(key);
+        if !matches!(outcome, Outcome::Unfinished(_)) {
+            self.failed.reset(key);
+            self.slow.reset(key);
+            if outcome != Outcome::Waiting {
+                self.waiting.reset(key);
+            }
         }
         match outcome {
             Outcome::Done => (Reconciled::Success, self.resync()),
             Outcome::Waiting => (Reconciled::RequeueAfter, Action::requeue(self.waiting.next_delay(key))),
-            Outcome::RequeueAfter(delay) => (Reconciled::RequeueAfter, Action::requeue(delay)),
+            Outcome::RequeueAfter(delay) | Outcome::Unfinished(delay) => {
+                (Reconciled::RequeueAfter, Action::requeue(delay))
+            }
         }
     }
 
@@ -314,11 +329,13 @@ impl<R: Reconciler> Runner<R> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+    use k8s_openapi::api::core::v1::ConfigMap;
     use rstest::rstest;
     use serde_json::json;
 
     use super::*;
     use crate::runtime::client::Refused;
+    use crate::runtime::health::Health;
 
     fn api(code: u16, field: &str) -> kube::Error {
         let status = json!({ "status": "Failure", "message": "", "reason": "Invalid", "code": code, "details": {
@@ -335,5 +352,45 @@ mod tests {
     #[case::unanswered(kube::Error::Service(Box::new(Refused::Timeout(Duration::ZERO))), Class::Transient)]
     fn classes(#[case] error: kube::Error, #[case] class: Class) {
         assert_eq!(error.class(), class);
+    }
+
+    struct Idle;
+
+    impl Reconciler for Idle {
+        type Object = ConfigMap;
+        type Error = kube::Error;
+
+        async fn reconcile(&self, _: Arc<ConfigMap>) -> Result<Outcome, kube::Error> {
+            Ok(Outcome::Done)
+        }
+
+        fn gone(&self, _: &Key) {}
+    }
+
+    /// Such as one whose request, once answered, fails again and again.
+    #[test]
+    fn delays_go_on_growing_over_an_unfinished_pass() {
+        let policy = Policy { min: Duration::from_secs(1), max: Duration::from_hours(1) };
+        let limits = Limits {
+            concurrency: 1,
+            timeout: policy.max,
+            failed: policy,
+            slow: policy,
+            waiting: policy,
+            resync: policy.max,
+        };
+        let watchdog = Health::new().watchdog("idle", policy.max);
+        let runner = Runner::new("idle", Arc::new(Idle), limits, &Metrics::new(), watchdog, TaskTracker::new());
+        let key = ObjectRef::new("x").within("a");
+        for least in [1, 2, 4] {
+            for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
+                assert!(backoffs.next_delay(&key) >= Duration::from_secs(least));
+            }
+            runner.well(&key, Outcome::Unfinished(Duration::ZERO));
+        }
+        runner.well(&key, Outcome::Done);
+        for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
+            assert!(backoffs.next_delay(&key) <= Duration::from_secs(2));
+        }
     }
 }

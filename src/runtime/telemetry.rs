@@ -25,6 +25,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry, fmt as log};
 use uuid::Uuid;
 
+use super::Key;
 use crate::cli::{self, Log, LogFormat};
 
 mod collector;
@@ -105,6 +106,12 @@ pub fn pass(controller: &str, group: &str, kind: &str, namespace: &str, name: &s
         name,
         reconcileID = %Uuid::new_v4()
     )
+}
+
+/// The span of requests for one object that no pass waits for.
+pub fn ask(controller: &str, key: &Key) -> Span {
+    let (namespace, name) = (&*key.namespace, &*key.name);
+    tracing::info_span!(target: "quartermaster", "ask", controller, namespace, name)
 }
 
 /// An error with its causes, on one line. Many errors repeat their cause in their own words: each is said once.

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::StreamExt;
 use kube::core::DynamicObject;
 use kube::discovery::ApiResource;
-use kube::runtime::watcher::{self as watch, Event};
+use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
@@ -45,6 +46,8 @@ impl From<&ApiResource> for ResourceName {
 
 /// Who looks at what the watches show. Called from the watches' own tasks: it must not block.
 pub trait Observer<K = DynamicObject>: Send + Sync + 'static {
+    /// A watch begins: all that follows comes from lists that began in this generation, see [`WatchHub::relist`].
+    fn begins(&self, _resource: &ResourceName, _shard: Option<&str>, _generation: u64) {}
     /// A watch begins to list its shard (`None` is the whole cluster).
     fn listing(&self, resource: &ResourceName, shard: Option<&str>);
     /// An object is there.
@@ -56,18 +59,19 @@ pub trait Observer<K = DynamicObject>: Send + Sync + 'static {
     /// It is certain that the resource may be listed and watched: what was refused before is over.
     fn stands(&self, resource: &ResourceName, shard: Option<&str>);
     /// The watch gets no answer, or a refusal; it goes on trying.
-    fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watch::Error);
+    fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error);
 }
 
 /// The watches.
 pub struct WatchHub {
     client: Client,
     scope: Scope,
-    config: watch::Config,
+    config: watcher::Config,
     observer: Arc<dyn Observer>,
     metrics: Metrics,
     tasks: Tasks,
     watchdog: Watchdog,
+    generation: watch::Sender<u64>,
     watches: Mutex<HashMap<ResourceName, Vec<AbortHandle>>>,
 }
 
@@ -76,13 +80,22 @@ impl WatchHub {
     pub fn new(
         client: Client,
         scope: Scope,
-        config: watch::Config,
+        config: watcher::Config,
         observer: Arc<dyn Observer>,
         metrics: Metrics,
         tasks: Tasks,
         watchdog: Watchdog,
     ) -> Self {
-        Self { client, scope, config, observer, metrics, tasks, watchdog, watches: Mutex::default() }
+        let generation = watch::Sender::new(0);
+        Self { client, scope, config, observer, metrics, tasks, watchdog, generation, watches: Mutex::default() }
+    }
+
+    /// Has every watch list anew. `next` is told the generation of these lists before any of them begins.
+    pub fn relist(&self, next: impl FnOnce(u64)) {
+        self.generation.send_modify(|generation| {
+            *generation += 1;
+            next(*generation);
+        });
     }
 
     /// Sees to it that `resource` is watched.
@@ -101,15 +114,17 @@ impl WatchHub {
                     Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
                     None => Api::all_with(self.client.clone(), resource),
                 };
-                let watch = run(
+                let (metrics, full) = (self.metrics.clone(), name.full());
+                let watch = ResourceWatch {
                     api,
-                    self.config.clone(),
-                    name.clone(),
+                    config: self.config.clone(),
+                    resource: name.clone(),
                     shard,
-                    Arc::clone(&self.observer),
-                    self.metrics.watch(&name.full(), Purpose::Target),
-                    self.watchdog.clone(),
-                );
+                    observer: Arc::clone(&self.observer),
+                    counted: move || metrics.watch(&full, Purpose::Target),
+                    watchdog: self.watchdog.clone(),
+                };
+                let watch = watch.run(self.generation.subscribe());
                 tokio::spawn(self.tasks.guard(format!("the watch of {}", name.plural), watch)).abort_handle()
             })
             .collect();
@@ -136,40 +151,73 @@ impl Drop for WatchHub {
     }
 }
 
-/// Shows `observer` what one watch of `resource` tells, and has `counted` say how it is; `shard` is the namespace, or
-/// the whole cluster. Never ends.
-pub async fn run<K>(
-    api: Api<K>,
-    config: watch::Config,
-    resource: ResourceName,
-    shard: Option<String>,
-    observer: Arc<dyn Observer<K>>,
-    counted: Watch,
-    watchdog: Watchdog,
-) where
+/// One watch of a resource, shown to an observer.
+pub struct ResourceWatch<K, C> {
+    /// The resource, in the cluster or in one namespace.
+    pub api: Api<K>,
+    /// How to watch.
+    pub config: watcher::Config,
+    /// The resource's name.
+    pub resource: ResourceName,
+    /// The namespace; `None` is the whole cluster.
+    pub shard: Option<String>,
+    /// The observer.
+    pub observer: Arc<dyn Observer<K>>,
+    /// Counts a watch that begins.
+    pub counted: C,
+    /// Guards each step.
+    pub watchdog: Watchdog,
+}
+
+impl<K, C> ResourceWatch<K, C>
+where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    C: Fn() -> Watch + Send,
 {
-    let shard = shard.as_deref();
-    let mut told = std::pin::pin!(watching::watch(api, config, counted));
-    while let Some(told) = told.next().await {
-        let _busy = watchdog.busy();
-        match told {
-            Told::Shown(Event::Init) => observer.listing(&resource, shard),
-            Told::Shown(Event::InitApply(object) | Event::Apply(object)) => observer.present(&resource, object),
-            Told::Shown(Event::Delete(object)) => observer.gone(&resource, object),
-            Told::Shown(Event::InitDone) => {
-                debug!(resource = resource.plural, "listed");
-                observer.listed(&resource, shard);
-            }
-            Told::Stands => observer.stands(&resource, shard),
-            Told::Failed(error) => {
-                warn!(
-                    resource = resource.plural,
-                    error = &error as &dyn std::error::Error,
-                    "the watch failed; it goes on"
-                );
-                observer.failing(&resource, shard, &error);
+    /// Watches until it is dropped, and lists anew in each further `generation`.
+    pub async fn run(self, mut generation: watch::Receiver<u64>) {
+        loop {
+            let current = *generation.borrow_and_update();
+            self.observer.begins(&self.resource, self.shard.as_deref(), current);
+            tokio::select! {
+                () = self.watch() => {}
+                () = next(&mut generation) => {}
             }
         }
+    }
+
+    async fn watch(&self) {
+        let mut told = std::pin::pin!(watching::watch(self.api.clone(), self.config.clone(), (self.counted)()));
+        while let Some(told) = told.next().await {
+            let _busy = self.watchdog.busy();
+            self.show(told);
+        }
+    }
+
+    fn show(&self, told: Told<K>) {
+        let Self { resource, observer, .. } = self;
+        let shard = self.shard.as_deref();
+        match told {
+            Told::Shown(Event::Init) => observer.listing(resource, shard),
+            Told::Shown(Event::InitApply(object) | Event::Apply(object)) => observer.present(resource, object),
+            Told::Shown(Event::Delete(object)) => observer.gone(resource, object),
+            Told::Shown(Event::InitDone) => {
+                debug!(resource = resource.plural, "listed");
+                observer.listed(resource, shard);
+            }
+            Told::Stands => observer.stands(resource, shard),
+            Told::Failed(error) => {
+                let cause = &error as &dyn std::error::Error;
+                warn!(resource = resource.plural, error = cause, "the watch failed; it goes on");
+                observer.failing(resource, shard, &error);
+            }
+        }
+    }
+}
+
+/// Waits for another generation. Without a sender there is none.
+async fn next(generation: &mut watch::Receiver<u64>) {
+    if generation.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }

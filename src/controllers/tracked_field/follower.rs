@@ -1,4 +1,4 @@
-//! One followed field: what was last seen of it, and what no pass has recorded yet.
+//! One followed field: its newest state, how certain that is, and the changes that no pass has recorded yet.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use kube::core::DynamicObject;
 use uuid::Uuid;
 
 use super::field::{Field, Observed};
-use super::history::{self, Observation, ObservationBuffer, Series, State};
+use super::history::{NewestState, Observation, ObservationBuffer, Series, State};
 use super::target::TargetKey;
 use crate::api::TrackedField;
-use crate::api::tracked_field::{Entry, Subject};
+use crate::api::tracked_field::Subject;
 
 /// How long a watch may show nothing more after a read that it disagrees with, before the read is believed.
 pub const DOUBT: Duration = Duration::from_secs(5);
@@ -38,13 +38,8 @@ pub(super) struct Follower {
     pub(super) target: TargetKey,
     pub(super) field: Field,
     /// Shown by the watch since it last began to list.
-    pub(super) seen: bool,
-    /// Its present state has to be read: it is followed from the middle of a watch, or a list did not show it.
-    pub(super) unread: bool,
-    /// A read showed another state than the watch did.
-    pub(super) doubted: Option<Doubt>,
-    /// When its state was last known for certain, from a list or a read.
-    pub(super) certain: Instant,
+    pub(super) listed: bool,
+    pub(super) certainty: Certainty,
     pub(super) newest: Option<Newest>,
     /// How often the watch has shown something that was not of the past.
     shown: u64,
@@ -55,36 +50,52 @@ pub(super) struct Follower {
     pub(super) merged: usize,
 }
 
-/// How much the watch had shown when a read began.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Asked(u64);
-
-/// The watch may only lag behind: what it shows next may be what was read.
-#[derive(Clone, Copy)]
-pub(super) struct Doubt {
-    since: Instant,
-    asked: Asked,
+/// How certain the newest state is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Certainty {
+    /// The list that is under way, or the next one, shows the state. Since then it has been waited for.
+    AwaitingList(Instant),
+    /// The watch may have shown the state before it was followed, or a list did not show it.
+    NeedsRead,
+    /// A list or a read showed the state, or found none.
+    Confirmed(Instant),
+    /// The watch, a read and the history do not agree. The watch may only lag behind: what it shows next may be what was read.
+    Contradicted(Doubt),
 }
 
-/// The state that was buffered last: the same again is no news.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Doubt {
+    since: Instant,
+    shown: u64,
+    /// The version of the history's last entry, if the history contradicts the watch.
+    outranks: Option<u64>,
+}
+
+/// How much was known when a read began.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Asked {
+    shown: u64,
+    outranks: Option<u64>,
+}
+
+/// The newest state that is known: the same again is no news.
 pub(super) struct Newest {
     /// Of one that is gone, too.
     pub(super) uid: Option<String>,
     pub(super) version: Option<u64>,
     pub(super) value: Option<Observed>,
+    outranks: Option<u64>,
 }
 
 impl Follower {
-    /// Nothing is known yet. `unread`: the watch may have shown the target already.
-    pub(super) fn new(whose: Whose, target: TargetKey, field: Field, unread: bool) -> Self {
+    /// Nothing is known yet.
+    pub(super) fn new(whose: Whose, target: TargetKey, field: Field, certainty: Certainty) -> Self {
         Self {
             whose,
             target,
             field,
-            seen: false,
-            unread,
-            doubted: None,
-            certain: Instant::now(),
+            listed: false,
+            certainty,
             newest: None,
             shown: 0,
             buffer: ObservationBuffer::default(),
@@ -117,28 +128,22 @@ impl Follower {
         (self.buffer.drain(), self.former.take())
     }
 
-    /// Drops what `last`, the newest entry of the history, tells of.
-    pub(super) fn drop_told(&mut self, last: &Entry) {
-        let speaks_of = |subject: &Subject| last.subject.as_ref() == Some(subject);
-        if speaks_of(&self.whose.subject) {
-            self.buffer.drop_told(last);
-            self.former = None;
-        } else if let Some(former) = self.former.as_mut().filter(|former| speaks_of(&former.subject)) {
-            history::drop_told(&mut former.observations, last);
-        }
-    }
-
-    /// Takes in the object's state, `None` if it is gone; whether it was news.
+    /// Takes in the object's state, `None` if it is gone; whether a pass has to look at it.
     pub(super) fn observe(&mut self, object: &DynamicObject, value: Option<Observed>) -> bool {
-        self.seen = value.is_some();
-        let uid = object.uid();
-        let version = object.resource_version().and_then(|version| version.parse().ok());
+        let relisted = !self.listed && value.is_some();
+        self.listed = value.is_some();
+        let (uid, version) = (object.uid(), version(object));
         if let Some(newest) = &mut self.newest {
             // A watch that lags behind a read shows what the read has overtaken.
             let older = version.is_some() && version <= newest.version;
             let ended = newest.value.is_none() && newest.uid.is_some() && newest.uid == uid;
             if older || ended {
-                return false;
+                // A list that disagrees comes from a cache that lags behind, or from an etcd that was restored.
+                let disagrees = relisted && newest.value != value && self.certainty != Certainty::NeedsRead;
+                if disagrees {
+                    self.doubt(Instant::now(), None);
+                }
+                return disagrees;
             }
         }
         self.shown += 1;
@@ -149,55 +154,111 @@ impl Follower {
             (newest.uid, newest.version) = (uid, version);
             return false;
         }
-        self.push(uid, version, value)
+        self.push(uid, version, value);
+        true
     }
 
-    fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<Observed>) -> bool {
-        self.newest = Some(Newest { uid: uid.clone(), version, value: value.clone() });
-        let state = value.map_or(State::Absent, |value| State::Present { uid, value });
-        let observation = Observation::new(Timestamp::now(), state, version).with_id(Uuid::now_v7());
-        self.merged += self.buffer.push(observation);
-        true
+    fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<Observed>) {
+        let observation = Observation::new(Timestamp::now(), state(uid.clone(), value.clone()), version);
+        self.newest = Some(Newest { uid, version, value, outranks: None });
+        self.merged += self.buffer.push(observation.with_id(Uuid::now_v7()));
+    }
+
+    /// The newest state, for the history to be compared with.
+    pub(super) fn newest(&self) -> Option<NewestState> {
+        let Newest { uid, version, value, outranks } = self.newest.as_ref()?;
+        let observation = Observation::new(Timestamp::now(), state(uid.clone(), value.clone()), *version);
+        Some(NewestState { observation, outranks: *outranks })
+    }
+
+    /// The history, whose last entry is of the version `outranks`, contradicts the newest state. Reads decide.
+    pub(super) fn contradict(&mut self, outranks: u64) {
+        if self.certainty != Certainty::NeedsRead {
+            self.doubt(Instant::now(), Some(outranks));
+        }
+    }
+
+    fn doubt(&mut self, since: Instant, outranks: Option<u64>) {
+        self.certainty = Certainty::Contradicted(Doubt { since, shown: self.shown, outranks });
+    }
+
+    /// The lists of a new generation are awaited, which began only now.
+    pub(super) fn await_list(&mut self) {
+        self.certainty = Certainty::AwaitingList(Instant::now());
+    }
+
+    /// Whether the present state has to be read: it is not known, it is doubted, or nothing certain was heard of it for longer
+    /// than `trusted`.
+    pub(super) fn has_to_be_read(&self, trusted: Duration) -> bool {
+        match self.certainty {
+            Certainty::AwaitingList(since) | Certainty::Confirmed(since) => since.elapsed() > trusted,
+            Certainty::NeedsRead | Certainty::Contradicted(_) => true,
+        }
     }
 
     /// To be taken before a read begins.
     pub(super) fn asks(&self) -> Asked {
-        Asked(self.shown)
+        let outranks = match self.certainty {
+            Certainty::Contradicted(doubt) => doubt.outranks,
+            _ => None,
+        };
+        Asked { shown: self.shown, outranks }
     }
 
-    /// Takes in what a read shows, `None` if there is nothing; `false` if it is to be read once more after [`DOUBT`].
-    pub(super) fn read(&mut self, asked: Asked, now: Instant, state: Option<(&DynamicObject, Observed)>) -> bool {
+    /// Takes in what a read shows, `None` if there is nothing. What the watch does not show is believed after [`DOUBT`] in which
+    /// the watch shows nothing more.
+    pub(super) fn read(&mut self, asked: Asked, now: Instant, found: Option<(&DynamicObject, Observed)>) {
+        let overtaken = asked.shown != self.shown;
         // Nothing has no version: the watch may have shown what was made after the apiserver had looked.
-        if state.is_none() && asked != self.asks() {
-            return false;
+        if found.is_none() && overtaken {
+            return;
         }
-        let known = self.newest.as_ref().is_some_and(|newest| match &state {
+        let known = self.newest.as_ref().is_some_and(|newest| match &found {
             Some((object, value)) => newest.value.as_ref() == Some(value) && newest.uid == object.uid(),
             None => newest.value.is_none(),
         });
-        if !known && !self.unread {
-            let goes_on = self.doubted.filter(|doubt| doubt.asked == self.asks());
-            let doubt = goes_on.unwrap_or(Doubt { since: now, asked: self.asks() });
-            self.doubted = Some(doubt);
-            if now.duration_since(doubt.since) < DOUBT {
-                return false;
+        if !known && self.certainty != Certainty::NeedsRead && self.newest.is_some() {
+            match self.certainty {
+                Certainty::Contradicted(doubt) if doubt.shown == self.shown => {
+                    if now.duration_since(doubt.since) < DOUBT {
+                        return;
+                    }
+                }
+                _ => return self.doubt(now, asked.outranks),
             }
         }
-        self.unread = false;
-        self.doubted = None;
-        self.certain = now;
-        match state {
-            _ if known => {}
-            Some((object, value)) => {
+        self.certainty = Certainty::Confirmed(now);
+        match found {
+            Some((object, value)) if overtaken && !known => {
                 self.observe(object, Some(value));
             }
+            Some((object, value)) => {
+                self.listed = true;
+                if !known {
+                    self.push(object.uid(), version(object), Some(value));
+                } else if let Some(newest) = self.newest.as_mut().filter(|_| !overtaken) {
+                    // Also a lower one: what the watch shows from now on is compared with it.
+                    newest.version = version(object);
+                }
+            }
+            None if known => {}
             None => {
                 let uid = self.newest.take().and_then(|newest| newest.uid);
                 self.push(uid, None, None);
             }
         }
-        true
+        if let Some(newest) = &mut self.newest {
+            newest.outranks = newest.outranks.max(asked.outranks);
+        }
     }
+}
+
+fn state(uid: Option<String>, value: Option<Observed>) -> State {
+    value.map_or(State::Absent, |value| State::Present { uid, value })
+}
+
+fn version(object: &DynamicObject) -> Option<u64> {
+    object.resource_version()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -1,33 +1,61 @@
 //! From a spec to a target that is watched, and followed by the [`tracker`](super::tracker).
 
-use kube::Api;
-use kube::core::DynamicObject;
+use std::sync::Arc;
+use std::time::Duration;
 
+use kube::core::DynamicObject;
+use kube::{Api, Client};
+use tokio_util::sync::CancellationToken;
+
+use super::Error;
 use super::field::Field;
 use super::follower::Whose;
-use super::target::{Resolved, TargetError, TargetKey};
+use super::reads::{Answer, Lane, Reads};
+use super::target::{Resolved, Resolver, TargetError, TargetKey};
+use super::tracker::Tracker;
 use super::waiting::Waiting;
-use super::{Error, TrackedFields};
 use crate::api::TrackedField;
 use crate::api::tracked_field::Target;
-use crate::notify::Transport;
-use crate::runtime::watch_hub::ResourceName;
+use crate::runtime::reconciler::Trigger;
+use crate::runtime::watch_hub::{ResourceName, WatchHub};
 use crate::runtime::{Key, Scope};
+
+/// The targets of all `TrackedField`s: how they are found, watched and read.
+pub struct Targets {
+    /// Talks to the apiserver.
+    pub client: Client,
+    /// What part of the cluster is served.
+    pub scope: Scope,
+    /// What the watches show.
+    pub tracker: Arc<Tracker>,
+    /// The watches.
+    pub hub: WatchHub,
+    /// What the resources are.
+    pub resolver: Resolver,
+    /// Requests that no pass waits for.
+    pub reads: Reads,
+    /// Wakes the pass that an answer concerns.
+    pub wake: Trigger<TrackedField>,
+    /// A target of which nothing certain was heard for this long is read.
+    pub resync: Duration,
+    /// How long discovery, or a read, may take.
+    pub timeout: Duration,
+    /// Cancelled when nothing new is to be asked for.
+    pub draining: CancellationToken,
+}
 
 /// What a `TrackedField` tracks, once its spec is understood.
 pub(super) struct Tracked {
     pub(super) target: TargetKey,
     pub(super) api: Api<DynamicObject>,
     pub(super) shard: Option<String>,
-    /// The read and the watch of the target disagree, which may pass.
-    pub(super) doubted: bool,
 }
 
 /// Why nothing is tracked.
 pub(super) struct Untracked {
     pub(super) waiting: Waiting,
     /// The pass failed for it.
-    pub(super) error: Option<Error>,
+    pub(super) error: Option<Box<Error>>,
 }
 
 impl From<Waiting> for Untracked {
@@ -38,12 +66,22 @@ impl From<Waiting> for Untracked {
 
 impl From<Error> for Untracked {
     fn from(error: Error) -> Self {
-        Self { waiting: Waiting::TargetUnreadable(error.to_string()), error: Some(error) }
+        Self { waiting: Waiting::TargetUnreadable(error.to_string()), error: Some(Box::new(error)) }
     }
 }
 
-impl<T: Transport> TrackedFields<T> {
-    pub(super) fn unfollow(&self, key: &Key) {
+impl From<TargetError> for Untracked {
+    fn from(error: TargetError) -> Self {
+        match error {
+            TargetError::Discovery(_) => Error::Discovery(error).into(),
+            _ => Waiting::ResourceMismatch(error.to_string()).into(),
+        }
+    }
+}
+
+impl Targets {
+    /// Follows nothing for `key` any more.
+    pub fn unfollow(&self, key: &Key) {
         if self.tracker.forget(key) {
             self.end_idle_watches();
         }
@@ -55,17 +93,12 @@ impl<T: Transport> TrackedFields<T> {
     }
 
     /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and
-    /// nothing need be read. The watch itself begins with [`TrackedFields::watch`].
+    /// nothing need be read. The watch itself begins with [`Targets::watch`].
     pub fn follow(&self, object: &TrackedField) {
         let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else { return };
         let Some(resolved) = self.resolver.known(&object.spec.target) else { return };
         if let Ok(tracked) = self.tracked(object, &resolved) {
             self.follow_as(object, &tracked, &field);
-        }
-        if let Ok(history) = object.history()
-            && let Some(last) = history.last()
-        {
-            self.tracker.told(&Key::of(object), &Whose::of(object), last);
         }
     }
 
@@ -76,13 +109,15 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// Sees to it that the target of `object` is watched.
-    pub fn watch(&self, object: &TrackedField) {
+    /// Sees to it that the target of `object` is watched; where the apiserver has to be asked what it is, once that is known.
+    pub fn watch(self: &Arc<Self>, object: &Arc<TrackedField>) {
         let target = &object.spec.target;
-        if let Some(resolved) = self.resolver.known(target)
-            && self.scope.covers(resolved.place(target))
-        {
-            self.hub.ensure(&resolved.resource, resolved.namespaced);
+        match self.resolver.known(target) {
+            Some(resolved) if self.scope.covers(resolved.place(target)) => {
+                self.hub.ensure(&resolved.resource, resolved.namespaced);
+            }
+            Some(_) => {}
+            None => self.reads.ask(self, object, Lane::discovery(target)),
         }
     }
 
@@ -115,50 +150,59 @@ impl<T: Transport> TrackedFields<T> {
             namespace: namespace.into(),
             name: target.name.clone(),
         };
-        Ok(Tracked { target: key, api, shard, doubted: false })
+        Ok(Tracked { target: key, api, shard })
     }
 
-    async fn resolve(&self, target: &Target) -> Result<Resolved, TargetError> {
+    fn turn(&self, target: &Target) -> u64 {
         let discovered = target.api_version.clone().zip(target.resource.clone());
-        let turn =
-            discovered.map_or(0, |(api_version, plural)| self.tracker.turn(&ResourceName { api_version, plural }));
-        self.resolver.resolve(&self.client, target, turn).await
+        discovered.map_or(0, |(api_version, plural)| self.tracker.turn(&ResourceName { api_version, plural }))
     }
 
-    /// Whether the target can be followed and watched without asking what it is.
-    pub fn knows(&self, object: &TrackedField) -> bool {
-        self.resolver.known(&object.spec.target).is_some()
-    }
-
-    /// Asks what the target is, then follows and watches it. That it cannot be is the pass's to say.
-    pub async fn learn(&self, object: &TrackedField) {
-        if self.resolve(&object.spec.target).await.is_ok() {
-            self.follow(object);
-            self.watch(object);
-        }
-    }
-
-    /// Sees to it that the target is followed; `Err` says why it cannot be.
-    pub(super) async fn track(&self, key: &Key, object: &TrackedField) -> Result<Tracked, Untracked> {
+    /// Sees to it that the target is followed and watched, without any request: `None` where the apiserver has to be asked what
+    /// it is. `Err` says why it cannot be.
+    pub(super) fn track(&self, object: &TrackedField) -> Result<Option<Tracked>, Untracked> {
         let target = &object.spec.target;
         let field = Field::compile(&target.kind, &object.spec.field)
             .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
-        let resolved = match self.resolve(target).await {
-            Ok(resolved) => resolved,
-            Err(error @ TargetError::Discovery(_)) => return Err(Error::Discovery(error).into()),
-            Err(error) => return Err(Waiting::ResourceMismatch(error.to_string()).into()),
-        };
+        let Some(resolved) = self.resolver.resolved(target, self.turn(target))? else { return Ok(None) };
         // What does not fit is not watched, so that nothing would ever tell that it is something else by now.
-        let tracked = self.tracked(object, &resolved).inspect_err(|_| self.resolver.forget(target));
-        let mut tracked = tracked?;
+        let tracked = self.tracked(object, &resolved).inspect_err(|_| self.resolver.forget(target))?;
         self.follow_as(object, &tracked, &field);
         self.hub.ensure(&resolved.resource, resolved.namespaced);
-        if let Some(asked) = self.tracker.unread(key, self.terms.resync) {
+        Ok(Some(tracked))
+    }
+
+    /// Has the target of `object` read, or discovered if nothing is `tracked`, unless neither is needed: then false. The answer
+    /// wakes the pass.
+    pub(super) fn ask(self: &Arc<Self>, object: &Arc<TrackedField>, tracked: Option<&Tracked>) -> bool {
+        let key = Key::of(object.as_ref());
+        let lane = match tracked {
+            None => Lane::discovery(&object.spec.target),
+            Some(tracked) if self.tracker.unread(&key, self.resync).is_some() => {
+                Lane::Reads(tracked.target.resource.clone())
+            }
+            Some(_) => {
+                self.reads.needless(&key);
+                return false;
+            }
+        };
+        self.reads.ask(self, object, lane);
+        true
+    }
+
+    /// Asks the apiserver what the target of `object` is, or how it stands.
+    pub(super) async fn look(&self, object: &TrackedField, lane: &Lane) -> Result<Answer, Untracked> {
+        let target = &object.spec.target;
+        if let Lane::Discovery(_) = lane {
+            self.resolver.resolve(&self.client, target, self.turn(target)).await?;
+            self.track(object)?;
+            return Ok(Answer::Discovered);
+        }
+        let Some(tracked) = self.track(object)? else { return Ok(Answer::Discovered) };
+        let key = Key::of(object);
+        if let Some(asked) = self.tracker.unread(&key, self.resync) {
             match tracked.api.get_opt(&target.name).await {
-                Ok(found) => {
-                    let whose = Whose::of(object);
-                    tracked.doubted = !self.tracker.read(key, &whose, &tracked.target, asked, found.as_ref());
-                }
+                Ok(found) => self.tracker.read(&key, &Whose::of(object), &tracked.target, asked, found.as_ref()),
                 Err(kube::Error::Api(status)) if status.code == 403 => {
                     let message = status.message.clone();
                     return Err(Waiting::Forbidden { resource: tracked.target.resource, message }.into());
@@ -166,6 +210,6 @@ impl<T: Transport> TrackedFields<T> {
                 Err(error) => return Err(Error::ReadTarget(error).into()),
             }
         }
-        Ok(tracked)
+        Ok(Answer::Read)
     }
 }

@@ -4,6 +4,7 @@
 //! (`notify::queue`) sends what is pending. The pass is the only writer of a `TrackedField`.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,9 +15,12 @@ use tracing::debug;
 use uuid::Uuid;
 
 use self::follower::Whose;
+pub use self::following::Targets;
 use self::following::{Tracked, Untracked};
-use self::target::{Resolver, TargetError};
-use self::tracker::{Tracker, Trouble};
+use self::reads::Answer;
+use self::target::TargetError;
+use self::telling::Why;
+use self::tracker::Trouble;
 use self::waiting::Waiting;
 use crate::api::common::REQUESTED_AT;
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
@@ -29,14 +33,14 @@ use crate::runtime::events::Events;
 use crate::runtime::manager::Phase;
 use crate::runtime::metrics::Metrics;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
-use crate::runtime::watch_hub::WatchHub;
 use crate::runtime::written::Written;
-use crate::runtime::{Key, Scope, apply};
+use crate::runtime::{Key, apply};
 
 pub mod field;
 mod follower;
 mod following;
 pub mod history;
+pub mod reads;
 pub mod target;
 mod telling;
 pub mod tracker;
@@ -68,6 +72,9 @@ pub enum Error {
     /// The apiserver's list of resources could not be read.
     #[error(transparent)]
     Discovery(TargetError),
+    /// The apiserver did not say in time what the target is, or how it stands.
+    #[error("the target could not be read: the apiserver did not answer within {0:?}")]
+    Unanswered(Duration),
     /// The object itself could not be read again.
     #[error("the object could not be read again: {0}")]
     ReadAgain(#[source] kube::Error),
@@ -88,7 +95,7 @@ impl Failure for Error {
             Self::ReadTarget(error) | Self::ReadAgain(error) | Self::WriteStatus(error) | Self::WriteWaiting(error) => {
                 error.class()
             }
-            Self::Discovery(_) | Self::History(_) => Class::Transient,
+            Self::Discovery(_) | Self::Unanswered(_) | Self::History(_) => Class::Transient,
         }
     }
 }
@@ -106,20 +113,14 @@ pub struct Terms {
 pub struct TrackedFields<T> {
     /// Talks to the apiserver.
     pub client: Client,
-    /// What part of the cluster is served.
-    pub scope: Scope,
+    /// What is tracked.
+    pub targets: Arc<Targets>,
     /// The contact points.
     pub points: Store<ContactPoint>,
     /// Whether there can be any.
     pub points_phase: Phase,
-    /// What the watches show.
-    pub tracker: Arc<Tracker>,
-    /// The watches.
-    pub hub: WatchHub,
     /// What waits to be sent.
     pub outbox: Arc<Outbox<T>>,
-    /// What the resources are.
-    pub resolver: Resolver,
     /// Where Events go.
     pub events: Events,
     /// What is counted.
@@ -158,7 +159,7 @@ impl<T: Transport> TrackedFields<T> {
         held: bool,
     ) -> Result<Option<(Arc<TrackedField>, History)>, Error> {
         let whose = Whose::of(&object);
-        let seen = self.tracker.seen(key, &whose);
+        let seen = self.targets.tracker.seen(key, &whose);
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
         let mut raced = false;
         loop {
@@ -167,6 +168,7 @@ impl<T: Transport> TrackedFields<T> {
             let inputs = history::Inputs {
                 subject: &whose.subject,
                 observations: &seen.observations,
+                newest: seen.newest.as_ref(),
                 former: seen.former.as_ref(),
                 outcomes,
                 in_flight: &self.outbox.in_flight(key),
@@ -207,6 +209,9 @@ impl<T: Transport> TrackedFields<T> {
             self.outbox.observe(key, &changes.history, held, history::Now::read());
             changes.merged += seen.merged;
             seen.recorded();
+            if let Some(version) = changes.contradicted {
+                self.targets.tracker.contradict(key, &whose, version);
+            }
             self.tell(&object, &before, &changes);
             return Ok(Some((object, changes.history)));
         }
@@ -224,7 +229,13 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             self.gone(&key);
             return Ok(Outcome::Done);
         }
-        let tracked = self.track(&key, &object).await;
+        let answer = self.targets.reads.take(&key, &Whose::of(&object));
+        let answer = answer.map(|answer| answer.unwrap_or_else(|panic| resume_unwind(panic)));
+        let was_read = matches!(answer, Some(Ok(Answer::Read) | Err(_)));
+        let tracked = match answer {
+            Some(Err(untracked)) => Err(untracked),
+            _ => self.targets.track(&object),
+        };
         let point_key = Key::new(&key.namespace, &object.spec.contact_point);
         let point = self.points.get(&ObjectRef::new(&point_key.name).within(&point_key.namespace));
         let suspended = object.spec.suspend.unwrap_or_default();
@@ -240,8 +251,13 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         let Some((object, history)) = recorded? else { return Ok(Outcome::Waiting) };
         // Only now: what was seen before, such as the end of the target along with its CRD, is recorded.
         if tracked.as_ref().is_err_and(|untracked| untracked.waiting.ends_tracking()) {
-            self.unfollow(&key);
+            self.targets.unfollow(&key);
         }
+        // Asked without waiting for the answer: outcomes and other objects must not wait for a target that hangs.
+        let asks = match &tracked {
+            Ok(tracked) if !was_read => self.targets.ask(&object, tracked.as_ref()),
+            _ => false,
+        };
         // Offered before the outcomes are given back: the line goes on with what the status now says.
         if suspended {
             self.outbox.withdraw(&key, false);
@@ -250,27 +266,40 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         }
         self.outbox.recorded(&key, &outcomes);
 
-        let waiting = self.waiting(&key, &object, &history, &tracked, point.as_deref());
-        let renew = self.say(&key, object, waiting).await?;
+        let waiting = self.waiting(&key, &object, &history, &tracked, asks, point.as_deref());
+        let renew = match waiting {
+            Why::Unknown => None,
+            Why::Known(waiting) => self.say(&key, object, waiting).await?,
+        };
         let unserved = point.is_none() && self.points_phase.absent(&key.namespace).is_some();
         let resync = match tracked {
-            Err(Untracked { error: Some(error), .. }) => return Err(error),
+            Err(Untracked { error: Some(error), .. }) => return Err(*error),
             Err(Untracked { waiting, .. }) if waiting.ends_unnoticed() => return Ok(Outcome::Waiting),
-            Ok(Tracked { target, shard, .. })
-                if self.tracker.trouble(&target.resource, shard.as_deref()) == Some(Trouble::NotServed) =>
+            Ok(_) if asks => self.terms.resync,
+            Ok(Some(Tracked { target, shard, .. }))
+                if self.targets.tracker.trouble(&target.resource, shard.as_deref()) == Some(Trouble::NotServed) =>
             {
                 return Ok(Outcome::Waiting);
             }
             _ if unserved => return Ok(Outcome::Waiting),
-            Ok(Tracked { doubted: false, .. }) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
-            Ok(_) => follower::DOUBT,
+            Ok(Some(_)) if self.targets.tracker.doubts(&key) => follower::DOUBT,
+            Ok(_) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
             Err(_) => self.terms.resync,
         };
-        Ok(Outcome::RequeueAfter(renew.map_or(resync, |renew| renew.min(resync))))
+        let due = renew.map_or(resync, |renew| renew.min(resync));
+        Ok(if asks { Outcome::Unfinished(due) } else { Outcome::RequeueAfter(due) })
+    }
+
+    fn lead(&self) {
+        let Targets { tracker, hub, .. } = &*self.targets;
+        if !tracker.leads() {
+            hub.relist(|generation| tracker.lead(generation));
+        }
     }
 
     fn gone(&self, key: &Key) {
-        self.unfollow(key);
+        self.targets.unfollow(key);
+        self.targets.reads.forget(key);
         self.outbox.withdraw(key, true);
         self.written.forget(key);
         self.told.lock().unwrap_or_else(PoisonError::into_inner).remove(key);

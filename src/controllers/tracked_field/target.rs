@@ -86,11 +86,15 @@ impl Resolver {
         }
     }
 
-    /// What `target` is. What the apiserver said before is believed if it fits, in the same `turn` of the resource's watch:
-    /// a CRD may have been deleted and made again with another scope or kind.
-    pub async fn resolve(&self, client: &Client, target: &Target, turn: u64) -> Result<Resolved, TargetError> {
+    /// What `target` is, as far as no request tells: `None` where the apiserver has to be asked. What it said before is
+    /// believed if it fits, in the same `turn` of the resource's watch: a CRD may have been deleted and made again with another
+    /// scope or kind.
+    ///
+    /// # Errors
+    /// Where no answer could make it a resource to track.
+    pub fn resolved(&self, target: &Target, turn: u64) -> Result<Option<Resolved>, TargetError> {
         let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) else {
-            return built_in(&target.kind).ok_or_else(|| {
+            return built_in(&target.kind).map(Some).ok_or_else(|| {
                 TargetError::ResourceMismatch(format!(
                     "kind {:?} needs target.apiVersion and target.resource (the plural) beside it",
                     target.kind
@@ -103,19 +107,28 @@ impl Resolver {
         if api_version.split_once('/').is_some_and(|(group, _)| group == GROUP) {
             return Err(TargetError::Refused(OURS_ARE_NOT_TRACKED));
         }
-        let key = (api_version.clone(), plural.clone());
-        let known = self.discovered().get(&key).filter(|known| known.turn == turn).map(|known| known.resolved.clone());
-        if let Some(known) = known.filter(|known| known.resource.kind == target.kind) {
-            return Ok(known);
+        let discovered = self.discovered();
+        let known = discovered.get(&(api_version.clone(), plural.clone())).filter(|known| known.turn == turn);
+        Ok(known.map(|known| known.resolved.clone()).filter(|resolved| resolved.resource.kind == target.kind))
+    }
+
+    /// What `target` is. The apiserver is asked where that is not [`resolved`](Self::resolved).
+    ///
+    /// # Errors
+    /// Where `target` is no resource to track, or the apiserver does not say.
+    pub async fn resolve(&self, client: &Client, target: &Target, turn: u64) -> Result<Resolved, TargetError> {
+        if let Some(resolved) = self.resolved(target, turn)? {
+            return Ok(resolved);
         }
-        let resolved = discover(client, api_version, plural).await?;
+        let (api_version, plural) = target.api_version.clone().zip(target.resource.clone()).unwrap_or_default();
+        let resolved = discover(client, &api_version, &plural).await?;
         if resolved.resource.kind != target.kind {
             return Err(TargetError::ResourceMismatch(format!(
                 "{plural} of {api_version} are of kind {}, not {}: write target.kind: {}",
                 resolved.resource.kind, target.kind, resolved.resource.kind
             )));
         }
-        self.discovered().insert(key, Discovered { turn, resolved: resolved.clone() });
+        self.discovered().insert((api_version, plural), Discovered { turn, resolved: resolved.clone() });
         Ok(resolved)
     }
 }

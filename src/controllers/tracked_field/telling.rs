@@ -9,7 +9,7 @@ use kube::core::Status;
 use kube::{Api, Resource, ResourceExt};
 use tracing::debug;
 
-use super::following::{Tracked, Untracked};
+use super::following::{Targets, Tracked, Untracked};
 use super::history::Changes;
 use super::waiting::{self, Waiting};
 use super::{Error, MANAGER, TrackedFields, target};
@@ -18,6 +18,14 @@ use crate::api::tracked_field::Entry;
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
 use crate::runtime::{Key, apply};
+
+/// Why a `TrackedField` waits, if it does.
+pub(super) enum Why {
+    /// Nothing is known of the target yet: what was said last stays.
+    Unknown,
+    /// That is known.
+    Known(Option<Waiting>),
+}
 
 impl<T: Transport> TrackedFields<T> {
     /// Events and metrics of what a pass wrote, and of what stood there before.
@@ -85,15 +93,17 @@ impl<T: Transport> TrackedFields<T> {
         })
     }
 
-    /// Why the object waits. What keeps messages that are there from being sent comes first.
+    /// Why the object waits. What keeps messages that are there from being sent comes first. `asks`: an answer about the target
+    /// is awaited.
     pub(super) fn waiting(
         &self,
         key: &Key,
         object: &TrackedField,
         history: &[Entry],
-        tracked: &Result<Tracked, Untracked>,
+        tracked: &Result<Option<Tracked>, Untracked>,
+        asks: bool,
         point: Option<&ContactPoint>,
-    ) -> Option<Waiting> {
+    ) -> Why {
         let pending = history.iter().any(Entry::is_pending);
         let of_point = if object.spec.suspend.unwrap_or_default() {
             Some(Waiting::Suspended)
@@ -101,16 +111,29 @@ impl<T: Transport> TrackedFields<T> {
             self.point_trouble(key, object, pending, point)
         };
         if of_point.is_some() && pending {
-            return of_point;
+            return Why::Known(of_point);
+        }
+        let Targets { tracker, reads, .. } = &*self.targets;
+        let unknown = tracker.exists(key).is_none();
+        let of_target = match tracked {
+            Err(untracked) => Some(untracked.waiting.clone()),
+            // Until there is another answer the last one counts.
+            Ok(_) if asks && reads.failure(key).is_some() => reads.failure(key),
+            Ok(_) if asks && unknown => return Why::Unknown,
+            Ok(tracked) => tracked
+                .as_ref()
+                .and_then(|it| waiting::of_target(tracker, key, it.shard.as_deref(), &it.target, object)),
+        };
+        if of_target.is_none() && unknown {
+            return Why::Unknown;
         }
         let cluster = self.cluster.as_deref();
-        match tracked {
-            Err(untracked) => Some(untracked.waiting.clone()),
-            Ok(tracked) => waiting::of_target(&self.tracker, key, tracked.shard.as_deref(), &tracked.target, object)
+        Why::Known(
+            of_target
                 .or_else(|| waiting::of_template(object, history, cluster))
                 .or_else(|| waiting::of_body(object, history, point?, cluster))
                 .or(of_point),
-        }
+        )
     }
 
     /// Writes why the object waits, when that changed, and renews its Event.

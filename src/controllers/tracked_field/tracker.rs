@@ -1,4 +1,8 @@
-//! What the watches show of tracked fields: each change in the buffer of its `TrackedField`, until a pass records it.
+//! What the watches show of tracked fields: the newest state of each, and each change until a pass records it.
+//!
+//! A replica that stands by keeps neither. Its watches run, so that a new leader has connections, and knows what targets are
+//! and which are refused. What they showed may be of the past by then: a new leader has every watch list anew, and compares
+//! what these lists show with the history.
 
 use std::collections::HashMap;
 use std::mem::discriminant;
@@ -12,11 +16,10 @@ use serde_json::Value;
 use tracing::warn;
 
 use super::field::Field;
-use super::follower::{Asked, Follower, Whose};
-use super::history::{Observation, Series};
+use super::follower::{Asked, Certainty, Follower, Whose};
+use super::history::{NewestState, Observation, Series};
 use super::target::TargetKey;
 use crate::api::TrackedField;
-use crate::api::tracked_field::Entry;
 use crate::runtime::Key;
 use crate::runtime::reconciler::Trigger;
 use crate::runtime::watch_hub::{Observer, ResourceName};
@@ -30,6 +33,8 @@ pub struct Tracker {
 
 #[derive(Default)]
 struct Tracked {
+    /// The first generation of lists that counts, once this replica leads.
+    leads_since: Option<u64>,
     followers: HashMap<Key, Follower>,
     targets: HashMap<TargetKey, Vec<Key>>,
     watches: HashMap<(ResourceName, Option<String>), Watch>,
@@ -40,7 +45,9 @@ struct Tracked {
 /// How far a watch is.
 #[derive(Clone, Debug, Default)]
 struct Watch {
-    /// It has begun its first list: an object that is followed from now on may have been shown already.
+    /// The generation of its lists.
+    generation: u64,
+    /// It has begun its first list of this generation: an object that is followed from now on may have been shown already.
     begun: bool,
     /// The number of its last turn: it began to list anew, or was told that there is no such resource. What it was before
     /// may then be something else.
@@ -67,6 +74,8 @@ pub struct Seen<'a> {
     whose: &'a Whose,
     /// Oldest first.
     pub observations: Vec<Observation>,
+    /// The newest state that is known. Unlike the others it stays known.
+    pub newest: Option<NewestState>,
     /// What was seen before of what was followed then.
     pub former: Option<Series>,
     /// How many more there were, before neighbours became one because there was no room for them.
@@ -97,9 +106,22 @@ impl Drop for Seen<'_> {
 }
 
 impl Tracker {
-    /// `wake` wakes the pass of a `TrackedField` that has something to record.
-    pub fn new(wake: Trigger<TrackedField>) -> Self {
-        Self { state: Mutex::default(), wake }
+    /// `wake` wakes the pass of a `TrackedField` that has something to record; `leads`: this replica leads from the start.
+    pub fn new(wake: Trigger<TrackedField>, leads: bool) -> Self {
+        let tracked = Tracked { leads_since: leads.then_some(0), ..Tracked::default() };
+        Self { state: Mutex::new(tracked), wake }
+    }
+
+    /// This replica begins to lead: lists of this generation count, and later ones.
+    pub fn lead(&self, generation: u64) {
+        let mut state = self.state();
+        state.leads_since = Some(generation);
+        state.followers.values_mut().for_each(Follower::await_list);
+    }
+
+    /// Whether this replica leads.
+    pub fn leads(&self) -> bool {
+        self.state().leads_since.is_some()
     }
 
     fn state(&self) -> MutexGuard<'_, Tracked> {
@@ -114,8 +136,10 @@ impl Tracker {
             return false;
         }
         let replaced = state.forget(key);
-        let unread = state.watches.get(&(target.resource.clone(), shard)).is_some_and(|watch| watch.begun);
-        let mut follower = Follower::new(whose.clone(), target.clone(), field.clone(), unread);
+        let begun = state.watches.get(&(target.resource.clone(), shard)).is_some_and(|watch| watch.begun);
+        let begun = begun && state.counts(&target.resource, &target.namespace);
+        let certainty = if begun { Certainty::NeedsRead } else { Certainty::AwaitingList(Instant::now()) };
+        let mut follower = Follower::new(whose.clone(), target.clone(), field.clone(), certainty);
         let was_followed = replaced.is_some();
         // What was seen is still to be recorded: of what the spec tracked before, or of a resource that is in another scope now.
         if let Some(mut before) = replaced.filter(|before| before.whose.uid == whose.uid) {
@@ -141,14 +165,6 @@ impl Tracker {
         self.state().targets.keys().any(|target| target.resource == *resource)
     }
 
-    /// The newest entry of the history of `key`: what it tells of need not be recorded any more. A replica that stands by
-    /// would otherwise keep all that it ever saw.
-    pub fn told(&self, key: &Key, whose: &Whose, last: &Entry) {
-        if let Some(follower) = self.state().follower(key, whose) {
-            follower.drop_told(last);
-        }
-    }
-
     /// What was known of the watches of resources of which nothing is followed any more.
     pub fn forget_watches(&self) {
         let mut state = self.state();
@@ -168,43 +184,46 @@ impl Tracker {
     /// said anything certain for longer than `trusted` (a watch may miss something, deletions above all).
     pub fn unread(&self, key: &Key, trusted: Duration) -> Option<Asked> {
         let state = self.state();
-        let follower = state.followers.get(key)?;
-        let unread = follower.unread || follower.doubted.is_some() || follower.certain.elapsed() > trusted;
-        unread.then(|| follower.asks())
+        let follower = state.leads_since.and_then(|_| state.followers.get(key))?;
+        follower.has_to_be_read(trusted).then(|| follower.asks())
     }
 
-    /// The present state of `target`, as read: `None` is an object that does not exist. `false` if it is to be read once
-    /// more in a moment: the watch showed something else last, and what lies between is lost unless it still comes.
+    /// The present state of `target`, as read: `None` is an object that does not exist.
     ///
     /// A read takes time: whoever is followed by then may be another, and has to be read for anew.
-    pub fn read(
-        &self,
-        key: &Key,
-        whose: &Whose,
-        target: &TargetKey,
-        asked: Asked,
-        object: Option<&DynamicObject>,
-    ) -> bool {
-        let read = match object {
-            Some(object) => match whole(object) {
-                Some(whole) => Some((object, whole)),
-                None => return true,
-            },
+    pub fn read(&self, key: &Key, whose: &Whose, target: &TargetKey, asked: Asked, object: Option<&DynamicObject>) {
+        let read = match object.map(|object| (object, whole(object))) {
+            Some((_, None)) => return,
+            Some((object, Some(whole))) => Some((object, whole)),
             None => None,
         };
         let mut state = self.state();
-        let Some(follower) = state.follower(key, whose).filter(|follower| follower.target == *target) else {
-            return true;
-        };
-        let read = read.map(|(object, whole)| (object, follower.field.extract(&whole)));
-        follower.read(asked, Instant::now(), read)
+        if let Some(follower) = state.follower(key, whose).filter(|follower| follower.target == *target) {
+            let read = read.map(|(object, whole)| (object, follower.field.extract(&whole)));
+            follower.read(asked, Instant::now(), read);
+        }
+    }
+
+    /// The last entry of the history of `key`, of the version `outranks`, contradicts what the watch shows.
+    pub fn contradict(&self, key: &Key, whose: &Whose, outranks: u64) {
+        if let Some(follower) = self.state().follower(key, whose) {
+            follower.contradict(outranks);
+        }
+    }
+
+    /// Whether a read, the watch or the history disagree, which a further read decides.
+    pub fn doubts(&self, key: &Key) -> bool {
+        let state = self.state();
+        state.followers.get(key).is_some_and(|follower| matches!(follower.certainty, Certainty::Contradicted(_)))
     }
 
     /// What is to be recorded for `key`, if it is `whose` that is followed.
     pub fn seen<'a>(&'a self, key: &'a Key, whose: &'a Whose) -> Seen<'a> {
         let mut state = self.state();
-        let mut seen = Seen { tracker: self, key, whose, observations: Vec::new(), former: None, merged: 0 };
+        let mut seen =
+            Seen { tracker: self, key, whose, observations: Vec::new(), newest: None, former: None, merged: 0 };
         if let Some(follower) = state.follower(key, whose) {
+            seen.newest = follower.newest();
             (seen.observations, seen.former) = follower.unrecorded();
             seen.merged = std::mem::take(&mut follower.merged);
         }
@@ -230,7 +249,9 @@ impl Tracker {
             name: object.name_any(),
         };
         // Objects are large and mostly nobody's target: they are converted for those that are, and without the lock.
-        if !self.state().targets.contains_key(&target) {
+        let concerns =
+            |state: &Tracked| state.targets.contains_key(&target) && state.counts(&target.resource, &target.namespace);
+        if !concerns(&self.state()) {
             return;
         }
         let whole = if exists { whole(object) } else { None };
@@ -266,6 +287,13 @@ fn in_shard(target: &TargetKey, shard: Option<&str>) -> bool {
 }
 
 impl Tracked {
+    /// Whether what the watch of this place shows counts.
+    fn counts(&self, resource: &ResourceName, namespace: &str) -> bool {
+        let place = |shard: Option<&str>| self.watches.get(&(resource.clone(), shard.map(str::to_owned)));
+        let generation = place(None).or_else(|| place(Some(namespace))).map_or(0, |watch| watch.generation);
+        self.leads_since.is_some_and(|since| since <= generation)
+    }
+
     /// What follows for `key`, if it is `whose`.
     fn follower(&mut self, key: &Key, whose: &Whose) -> Option<&mut Follower> {
         self.followers.get_mut(key).filter(|follower| follower.whose == *whose)
@@ -284,6 +312,12 @@ impl Tracked {
 }
 
 impl Observer for Tracker {
+    fn begins(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
+        let mut state = self.state();
+        let watch = state.watches.entry((resource.clone(), shard.map(str::to_owned))).or_default();
+        (watch.generation, watch.begun) = (generation, false);
+    }
+
     fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
         let Tracked { followers, watches, turns, .. } = &mut *state;
@@ -292,8 +326,10 @@ impl Observer for Tracker {
         (watch.begun, watch.turn) = (true, *turns);
         for follower in followers.values_mut() {
             if follower.target.resource == *resource && in_shard(&follower.target, shard) {
-                follower.seen = false;
-                follower.unread = false;
+                follower.listed = false;
+                if follower.certainty == Certainty::NeedsRead {
+                    follower.await_list();
+                }
             }
         }
     }
@@ -308,17 +344,24 @@ impl Observer for Tracker {
 
     fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
         let mut state = self.state();
+        let place = (resource.clone(), shard.map(str::to_owned));
+        let generation = state.watches.get(&place).map_or(0, |watch| watch.generation);
+        if state.leads_since.is_none_or(|since| generation < since) {
+            return;
+        }
         for (key, follower) in &mut state.followers {
-            let here = follower.target.resource == *resource && in_shard(&follower.target, shard);
-            if here && !follower.unread {
-                follower.certain = Instant::now();
+            if follower.target.resource != *resource || !in_shard(&follower.target, shard) {
+                continue;
             }
             // The list may come from a cache that lags behind: a read tells whether it is gone.
             let known_absent = follower.newest.as_ref().is_some_and(|newest| newest.value.is_none());
-            let missing = here && !follower.seen;
-            follower.unread |= missing && !known_absent;
+            if !follower.listed && !known_absent {
+                follower.certainty = Certainty::NeedsRead;
+            } else if let Certainty::AwaitingList(_) | Certainty::Confirmed(_) = follower.certainty {
+                follower.certainty = Certainty::Confirmed(Instant::now());
+            }
             // One that is known to be absent may have to be looked for in another scope by now.
-            if missing || (here && follower.unread) {
+            if !follower.listed || follower.certainty == Certainty::NeedsRead {
                 self.wake.wake(key);
             }
         }

@@ -17,11 +17,13 @@ mod answers;
 mod apiserver;
 mod each_write;
 mod flood;
+mod hanging;
 mod kills;
 mod ledger;
 mod replicas;
 mod rest;
 mod silence;
+mod standby;
 mod told;
 mod watches;
 

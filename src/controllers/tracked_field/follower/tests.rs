@@ -9,10 +9,11 @@ use crate::runtime::watch_hub::ResourceName;
 
 /// A follower that has to be read for, or whom the watch shows everything.
 fn follower(unread: bool) -> Follower {
+    let certainty = if unread { Certainty::NeedsRead } else { Certainty::AwaitingList(Instant::now()) };
     let resource = ResourceName::from(&ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&()));
     let target = TargetKey { resource, namespace: "shop".into(), name: "web".into() };
     let whose = Whose { uid: Some("1".into()), subject: Subject::new(&Target::default(), "{.data.x}") };
-    Follower::new(whose, target, Field::compile("ConfigMap", "{.data.x}").unwrap(), unread)
+    Follower::new(whose, target, Field::compile("ConfigMap", "{.data.x}").unwrap(), certainty)
 }
 
 fn object(uid: &str, version: u32) -> DynamicObject {
@@ -26,18 +27,23 @@ impl Follower {
         self.observe(&object("u", version), Some(Observed::of_text(value)))
     }
 
-    /// A read gives version `version`.
+    /// A read gives version `version`; whether that is believed.
     fn got(&mut self, version: u32, value: &str) -> bool {
         self.got_at(Instant::now(), version, value)
     }
 
     fn got_at(&mut self, now: Instant, version: u32, value: &str) -> bool {
-        self.read(self.asks(), now, Some((&object("u", version), Observed::of_text(value))))
+        self.believes(self.asks(), now, Some((&object("u", version), Observed::of_text(value))))
+    }
+
+    fn believes(&mut self, asked: Asked, now: Instant, found: Option<(&DynamicObject, Observed)>) -> bool {
+        self.read(asked, now, found);
+        self.certainty == Certainty::Confirmed(now)
     }
 
     /// A read finds nothing.
     fn got_nothing(&mut self, now: Instant) -> bool {
-        self.read(self.asks(), now, None)
+        self.believes(self.asks(), now, None)
     }
 
     /// What was buffered since the last time; `None` is that it is gone.
@@ -99,7 +105,7 @@ fn what_is_read_again_after_a_while_is_believed() {
     assert!(!follower.got_at(now, 9, "c"), "whatever woke the pass");
     assert!(follower.got_at(now + DOUBT, 9, "c"), "the watch has missed it");
     assert_eq!(follower.told(), values(&["a", "c"]));
-    assert!(follower.doubted.is_none());
+    assert_eq!(follower.certainty, Certainty::Confirmed(now + DOUBT));
 
     assert!(!follower.got_nothing(now));
     assert_eq!(follower.told(), []);
@@ -125,9 +131,8 @@ fn a_watch_that_goes_on_is_waited_for() {
 fn what_has_to_be_read_is_believed_at_once() {
     let mut follower = follower(false);
     follower.shown(5, "a");
-    follower.unread = true;
+    follower.certainty = Certainty::NeedsRead;
     assert!(follower.got_nothing(Instant::now()), "a list did not show it either");
-    assert!(!follower.unread);
     assert_eq!(follower.told(), [Some("a".into()), None]);
 }
 
@@ -137,7 +142,7 @@ fn one_of_another_uid_is_news_whatever_its_value() {
     follower.shown(5, "a");
     assert!(follower.observe(&object("v", 8), Some(Observed::of_text("a"))));
     let read = Some((&object("w", 9), Observed::of_text("a")));
-    assert!(!follower.read(follower.asks(), Instant::now(), read), "nor is that known to a read");
+    assert!(!follower.believes(follower.asks(), Instant::now(), read), "nor is that known to a read");
     assert_eq!(follower.told(), values(&["a", "a"]));
 }
 
@@ -150,10 +155,10 @@ fn what_was_shown_since_a_read_began_is_not_gone() {
         let mut odd = object("u", 5);
         odd.metadata.resource_version = Some("5/1".into());
         assert!(follower.observe(&odd, value));
-        assert!(!follower.read(before, Instant::now(), None), "to be read once more");
+        assert!(!follower.believes(before, Instant::now(), None), "to be read once more");
         let before = follower.asks();
         assert!(!follower.shown(6, "a"), "no news, but it is there");
-        assert!(!follower.read(before, Instant::now(), None));
+        assert!(!follower.believes(before, Instant::now(), None));
         assert!(follower.got(6, "a"));
         assert_eq!(follower.told(), values(&["a"]));
     }
@@ -163,7 +168,7 @@ fn what_was_shown_since_a_read_began_is_not_gone() {
 fn what_is_gone_is_shown_by_a_watch_that_lags_behind_only() {
     let mut follower = follower(false);
     follower.shown(5, "a");
-    follower.unread = true;
+    follower.certainty = Certainty::NeedsRead;
     assert!(follower.got_nothing(Instant::now()));
     assert!(!follower.shown(7, "b"));
     assert!(!follower.observe(&object("u", 8), None));
@@ -171,4 +176,47 @@ fn what_is_gone_is_shown_by_a_watch_that_lags_behind_only() {
     assert!(follower.observe(&object("v", 9), Some(Observed::of_text("a"))), "one that was made anew");
     assert!(follower.observe(&object("v", 10), None));
     assert_eq!(follower.told(), [Some("a".into()), None]);
+}
+
+/// As after a restore of etcd, also if no watch shows anything more.
+#[test]
+fn read_of_a_lower_version_is_believed_in_the_end() {
+    let (mut follower, now) = (follower(false), Instant::now());
+    follower.shown(150, "b");
+    assert!(!follower.shown(90, "a"), "the past, for all that is known");
+    assert!(!follower.got_at(now, 90, "a"), "to be read once more");
+    assert!(follower.got_at(now + DOUBT, 90, "a"));
+    assert_eq!(follower.told(), values(&["b", "a"]));
+    assert!(follower.shown(91, "c"), "versions go on from there");
+    assert_eq!(follower.told(), values(&["c"]));
+}
+
+#[test]
+fn list_of_an_older_state_is_doubted() {
+    let mut follower = follower(false);
+    follower.shown(9, "b");
+    follower.listed = false;
+    assert!(follower.shown(5, "a"), "a pass has to look at it");
+    assert!(follower.has_to_be_read(Duration::MAX));
+    assert!(!follower.shown(7, "c"), "the watch that follows such a list shows the past");
+    assert!(follower.got(9, "b"), "its cache lags behind");
+    assert!(!follower.has_to_be_read(Duration::MAX));
+    assert_eq!(follower.told(), values(&["b"]));
+}
+
+#[test]
+fn state_that_the_history_contradicts_outranks_it_once_it_is_read() {
+    let (mut follower, now) = (follower(false), Instant::now());
+    follower.shown(90, "a");
+    assert_eq!(follower.newest().unwrap().outranks, None);
+    let begun = follower.asks();
+    follower.contradict(150);
+    assert!(follower.has_to_be_read(Duration::MAX));
+    follower.read(begun, now, Some((&object("u", 90), Observed::of_text("a"))));
+    assert_eq!(follower.newest().unwrap().outranks, None, "the entry may be later than the read");
+    follower.contradict(150);
+    assert!(follower.got(90, "a"));
+    assert_eq!(follower.newest().unwrap().outranks, Some(150));
+    assert!(follower.shown(91, "b"));
+    assert_eq!(follower.newest().unwrap().outranks, None);
 }

@@ -3,9 +3,8 @@
 use std::mem;
 
 use super::bound::Bounds;
-use super::record::{Observation, drop_told};
+use super::record::Observation;
 use super::squeeze::{Limits, Slot, squeeze};
-use crate::api::tracked_field::Entry;
 
 /// Observations on their way from the watch to the next pass: bounded, and never in the watch's way.
 ///
@@ -56,12 +55,6 @@ impl ObservationBuffer {
         self.waiting.extend(since.into_iter().skip(repeated));
         self.bytes = self.waiting.iter().map(Observation::size).sum();
         self.squeeze()
-    }
-
-    /// Drops what `last`, the newest entry of the history, tells of: another replica recorded it.
-    pub fn drop_told(&mut self, last: &Entry) {
-        drop_told(&mut self.waiting, last);
-        self.bytes = self.waiting.iter().map(Observation::size).sum();
     }
 
     fn squeeze(&mut self) -> usize {

@@ -20,7 +20,7 @@ pub use age::{Ages, Now, expired, hold, waiting_since};
 pub use bound::{Bounded, Bounds, bound};
 pub use buffer::ObservationBuffer;
 pub use next::{Changes, Inputs, next};
-pub use record::{Observation, Recorded, Series, State, drop_told, record};
+pub use record::{NewestState, Observation, Recorded, Series, State, record, record_newest};
 pub use squeeze::Limits;
 
 /// What came of sending an entry.

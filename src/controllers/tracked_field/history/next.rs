@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Bounds, Observation, Outcome, Series, bound, hold, mark, record};
+use super::{Bounds, NewestState, Observation, Outcome, Series, bound, hold, mark, record, record_newest};
 use crate::api::tracked_field::{Delivery, Entry, History, Subject};
 
 /// What a pass knows.
@@ -14,6 +14,8 @@ pub struct Inputs<'a> {
     pub subject: &'a Subject,
     /// What was seen since the last pass, oldest first.
     pub observations: &'a [Observation],
+    /// The newest state that is known, also when it was recorded long ago.
+    pub newest: Option<&'a NewestState>,
     /// What was seen before that of what the spec tracked then.
     pub former: Option<&'a Series>,
     /// What became of entries, by id.
@@ -37,6 +39,8 @@ pub struct Changes {
     pub history: History,
     /// Whether it differs from the one before.
     pub changed: bool,
+    /// The version of the last entry, if it contradicts the newest state: see [`record_newest`].
+    pub contradicted: Option<u64>,
     /// Entries that failed now.
     pub failed: Vec<Entry>,
     /// How many of those grew too old.
@@ -53,6 +57,8 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
         record(&mut history, &former.subject, former.observations.iter().cloned(), &mut ids);
     }
     record(&mut history, inputs.subject, inputs.observations.iter().cloned(), &mut ids);
+    // Level-triggered: whatever this replica saw and whoever recorded it, the history ends with the newest state.
+    let contradicted = inputs.newest.and_then(|newest| record_newest(&mut history, inputs.subject, newest, &mut ids));
     mark(&mut history, inputs.outcomes.iter().cloned());
     hold(&mut history, inputs.held, inputs.held_for, inputs.now);
     let failed_before: HashSet<&str> =
@@ -66,7 +72,7 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
     let expiries: HashSet<&String> = expiries.map(|(id, _)| id).collect();
     let expired = failed.iter().filter(|entry| entry.id.as_ref().is_some_and(|id| expiries.contains(id))).count();
     let bounded = bound(&mut history, Bounds::new(inputs.limit), |id| inputs.in_flight.contains(id), ids);
-    Changes { changed: history != before, history, failed, expired, merged: bounded.merged }
+    Changes { changed: history != before, history, contradicted, failed, expired, merged: bounded.merged }
 }
 
 fn is_failed(entry: &Entry) -> bool {

@@ -22,6 +22,16 @@ pub struct Observation {
     pub(super) folded: Option<Box<Folded>>,
 }
 
+/// The newest state of the target that is known, whether it was recorded or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewestState {
+    /// The state. Its entry gets any new id.
+    pub observation: Observation,
+    /// The version of the history's last entry when a read began that showed this state. The state is later than that entry,
+    /// whatever its own version says: after a restore of etcd versions begin again below.
+    pub outranks: Option<u64>,
+}
+
 /// The target, or that there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
@@ -88,7 +98,6 @@ impl Observation {
         if self.id.is_some() && self.id == last.id.as_deref().and_then(|id| Uuid::parse_str(id).ok()) {
             return true;
         }
-        let told = last.resource_version.as_deref().and_then(|version| version.parse().ok());
         let same = match &self.state {
             // A UID does not come back. What a read found to be gone has no version.
             State::Present { uid: Some(uid), .. }
@@ -99,7 +108,7 @@ impl Observation {
             State::Present { uid, .. } => *uid == last.uid,
             State::Absent => true,
         };
-        same && self.version.is_some_and(|version| told.is_some_and(|told: u64| version <= told))
+        same && self.version.is_some_and(|own| own <= version(last))
     }
 
     /// How many changes it stands for, if it is one at all.
@@ -168,30 +177,57 @@ pub fn record(
     observations: impl IntoIterator<Item = Observation>,
     mut ids: impl FnMut() -> String,
 ) -> Recorded {
-    let mut recorded = Recorded::default();
     let mut observations: Vec<Observation> = observations.into_iter().collect();
-    if let Some(last) = history.last().filter(|last| speaks_of(last, subject)) {
-        drop_told(&mut observations, last);
+    if let Some(last) = history.last().filter(|last| speaks_of(last, subject))
+        && let Some(told) = observations.iter().rposition(|observation| observation.is_told_by(last))
+    {
+        // What was seen before that is told of, too: also of a resource of that name that was deleted since.
+        observations.drain(..=told);
     }
+    append(history, subject, observations, &mut ids)
+}
+
+/// Appends the newest state, if that is a change. Gives the version of the last entry if it tells of another state and the
+/// newest one is no later by its version: the watch shows the past, or versions have begun again below. A read that begins
+/// now can tell which.
+pub fn record_newest(
+    history: &mut History,
+    subject: &Subject,
+    newest: &NewestState,
+    ids: impl FnMut() -> String,
+) -> Option<u64> {
+    let NewestState { observation, outranks } = newest;
+    let last = history.last().filter(|last| speaks_of(last, subject));
+    let told = last.filter(|last| observation.is_told_by(last)).map(version);
+    if let Some(version) = told
+        && outranks.is_none_or(|outranked| outranked < version)
+    {
+        return change(last, &observation.state).map(|_| version);
+    }
+    append(history, subject, [observation.clone()], ids);
+    None
+}
+
+fn append(
+    history: &mut History,
+    subject: &Subject,
+    observations: impl IntoIterator<Item = Observation>,
+    mut ids: impl FnMut() -> String,
+) -> Recorded {
+    let mut recorded = Recorded::default();
     for observation in observations {
         let last = history.last_mut().filter(|last| speaks_of(last, subject));
         let uid = last.as_ref().and_then(|last| last.uid.clone());
-        let present = last.filter(|last| last.action != Action::Deleted);
         let single = observation.folded.is_none();
-        let action = match (present, &observation.state) {
+        let action = match (change(last.as_deref(), &observation.state), &observation.state) {
+            (Some(action), _) => action,
             (None, State::Absent) if single => continue,
-            (_, State::Absent) => Action::Deleted,
-            (None, State::Present { .. }) => Action::Created,
-            (Some(last), State::Present { uid, value }) => {
-                if differ(last.uid.as_deref(), uid.as_deref()) {
-                    Action::Created
-                } else if single && (is_unknown(last) || shows(last, value)) {
-                    recorded.learnt |= learn(last, subject, uid.as_ref(), value);
-                    continue;
-                } else {
-                    Action::Updated
-                }
+            (None, State::Absent) => Action::Deleted,
+            (None, State::Present { uid, value }) if single => {
+                recorded.learnt |= last.is_some_and(|last| learn(last, subject, uid.as_ref(), value));
+                continue;
             }
+            (None, State::Present { .. }) => Action::Updated,
         };
         recorded.entries += 1;
         recorded.changes = recorded.changes.saturating_add(observation.changes());
@@ -205,11 +241,24 @@ fn speaks_of(entry: &Entry, subject: &Subject) -> bool {
     entry.subject.as_ref().is_none_or(|spoken_of| spoken_of == subject)
 }
 
-/// Drops what `last` tells of, and what was seen before that: also of a resource of that name that was deleted since.
-pub fn drop_told(observations: &mut Vec<Observation>, last: &Entry) {
-    if let Some(told) = observations.iter().rposition(|observation| observation.is_told_by(last)) {
-        observations.drain(..=told);
+/// What changed from the last entry of the same subject to `state`, if anything did.
+fn change(last: Option<&Entry>, state: &State) -> Option<Action> {
+    match (last.filter(|last| last.action != Action::Deleted), state) {
+        (None, State::Absent) => None,
+        (Some(_), State::Absent) => Some(Action::Deleted),
+        (None, State::Present { .. }) => Some(Action::Created),
+        (Some(last), State::Present { uid, .. }) if differ(last.uid.as_deref(), uid.as_deref()) => {
+            Some(Action::Created)
+        }
+        (Some(last), State::Present { value, .. }) => {
+            (!is_unknown(last) && !shows(last, value)).then_some(Action::Updated)
+        }
     }
+}
+
+/// The resource's version that showed what an entry tells; 0 where none is known.
+fn version(entry: &Entry) -> u64 {
+    entry.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
 /// The original program wrote an empty value for a targetPort that is a number: what it saw is not known.

@@ -46,7 +46,7 @@ fn taken(tracker: &Tracker, key: &Key, whose: &Whose) -> Vec<Option<String>> {
 
 /// A tracker whose watch was there before what is followed: that has to be read.
 fn following(key: &Key, whose: &Whose, target: &TargetKey) -> Tracker {
-    let tracker = Tracker::new(Trigger::default());
+    let tracker = Tracker::new(Trigger::default(), true);
     tracker.listing(&resource(), None);
     tracker.listed(&resource(), None);
     follow(&tracker, key, whose, target);
@@ -60,7 +60,7 @@ fn follow(tracker: &Tracker, key: &Key, whose: &Whose, target: &TargetKey) -> bo
 /// As when the apiserver refuses every write for hours.
 #[test]
 fn what_cannot_be_recorded_stays_bounded_and_counted() {
-    let (tracker, key) = (Tracker::new(Trigger::default()), Key::new("shop", "web"));
+    let (tracker, key) = (Tracker::new(Trigger::default(), true), Key::new("shop", "web"));
     let whose = whose("1", "web");
     follow(&tracker, &key, &whose, &target("web"));
     let mut made = 0;
@@ -90,7 +90,7 @@ fn a_read_counts_for_none_but_whom_it_was_made_for(#[case] before: (&str, &str),
     let asked = tracker.unread(&key, Duration::MAX).unwrap();
     assert!(follow(&tracker, &key, &new, &target(after.1)));
     for read in [Some(object(before.1, 9, "old")), None] {
-        assert!(tracker.read(&key, &old, &target(before.1), asked, read.as_ref()), "nothing to read once more");
+        tracker.read(&key, &old, &target(before.1), asked, read.as_ref());
         assert!(tracker.unread(&key, Duration::MAX).is_some(), "the new one is still to be read");
         assert_eq!(tracker.exists(&key), None);
         assert_eq!(taken(&tracker, &key, &new), []);
@@ -109,9 +109,9 @@ fn a_read_of_another_resource_counts_for_none() {
     before.resource.api_version = "v1beta1".into();
     let tracker = following(&key, &whose, &now);
     let asked = tracker.unread(&key, Duration::MAX).unwrap();
-    assert!(tracker.read(&key, &whose, &before, asked, Some(&object("a", 9, "old"))));
+    tracker.read(&key, &whose, &before, asked, Some(&object("a", 9, "old")));
     assert!(tracker.unread(&key, Duration::MAX).is_some());
-    assert!(tracker.read(&key, &whose, &now, asked, Some(&object("a", 9, "new"))));
+    tracker.read(&key, &whose, &now, asked, Some(&object("a", 9, "new")));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
     assert_eq!(taken(&tracker, &key, &whose), [Some("new".to_owned())]);
 }
@@ -119,7 +119,7 @@ fn a_read_of_another_resource_counts_for_none() {
 #[test]
 fn what_a_pass_gives_back_goes_to_none_but_whom_it_was_taken_from() {
     let (key, old, new) = (Key::new("shop", "it"), whose("1", "a"), whose("2", "a"));
-    let tracker = Tracker::new(Trigger::default());
+    let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &old, &target("a"));
     tracker.present(&resource(), object("a", 5, "old"));
     drop(tracker.seen(&key, &old));
@@ -127,25 +127,6 @@ fn what_a_pass_gives_back_goes_to_none_but_whom_it_was_taken_from() {
     let seen = tracker.seen(&key, &old);
     assert!(follow(&tracker, &key, &new, &target("a")));
     drop(seen);
-    assert_eq!(taken(&tracker, &key, &new), []);
-}
-
-#[test]
-fn what_a_history_tells_is_dropped_for_none_but_whose_it_is() {
-    let (key, old, new) = (Key::new("shop", "it"), whose("1", "a"), whose("2", "a"));
-    let tracker = Tracker::new(Trigger::default());
-    follow(&tracker, &key, &new, &target("a"));
-    tracker.present(&resource(), object("a", 5, "x"));
-    let last: Entry = serde_json::from_value(json!({
-        "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "x", "subject": old.subject, "uid": "a",
-        "resourceVersion": "5",
-    }))
-    .unwrap();
-    tracker.told(&key, &old, &last);
-    assert_eq!(tracker.seen(&key, &new).observations.len(), 1);
-    tracker.told(&key, &new, &Entry { subject: Some(whose("2", "b").subject), ..last.clone() });
-    assert_eq!(tracker.seen(&key, &new).observations.len(), 1);
-    tracker.told(&key, &new, &last);
     assert_eq!(taken(&tracker, &key, &new), []);
 }
 
@@ -158,7 +139,7 @@ fn refusal(code: u16) -> watcher::Error {
 #[test]
 fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
     let (key, whose, target) = (Key::new("shop", "it"), whose("1", "a"), target("a"));
-    let tracker = Tracker::new(Trigger::default());
+    let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &whose, &target);
     let mut turns = vec![tracker.turn(&resource())];
     let mut turn = |new: bool, what: &str| {
@@ -193,7 +174,7 @@ fn a_watch_takes_another_turn_when_it_begins_anew_or_is_not_served() {
 #[test]
 fn what_was_seen_in_another_scope_is_still_recorded() {
     let (key, whose, here) = (Key::new("shop", "it"), whose("1", "a"), target("a"));
-    let tracker = Tracker::new(Trigger::default());
+    let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &whose, &here);
     tracker.present(&resource(), object("a", 5, "x"));
     tracker.gone(&resource(), object("a", 6, "x"));
@@ -206,7 +187,7 @@ fn what_was_seen_in_another_scope_is_still_recorded() {
 #[test]
 fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
     let (key, first, second, third) = (Key::new("shop", "it"), whose("1", "a"), whose("1", "b"), whose("1", "c"));
-    let tracker = Tracker::new(Trigger::default());
+    let tracker = Tracker::new(Trigger::default(), true);
     let former = |whose| {
         tracker.seen(&key, whose).former.as_ref().map(|former| (former.subject.clone(), former.observations.len()))
     };
@@ -223,16 +204,52 @@ fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
     assert_eq!(former(&third), Some((second.subject.clone(), 1)));
     assert_eq!(tracker.seen(&key, &third).merged, 2, "the oldest is counted");
 
-    let mut last: Entry = serde_json::from_value(json!({
-        "time": "2026-01-01T00:00:00Z", "action": "Created", "value": "z", "subject": second.subject, "uid": "a",
-        "resourceVersion": "6",
-    }))
-    .unwrap();
-    tracker.told(&key, &third, &last);
-    assert_eq!(former(&third), Some((second.subject.clone(), 1)), "not told yet");
-    last.subject = Some(third.subject.clone());
-    tracker.told(&key, &third, &last);
-    assert_eq!(former(&third), None, "the series that came after it has begun");
     assert!(follow(&tracker, &key, &whose("2", "a"), &target("a")), "of one that was made anew nothing is left");
     assert_eq!(former(&whose("2", "a")), None);
+}
+
+/// What a replica that stands by is shown, and the watches show until they list anew, may be of the past.
+#[test]
+fn new_leader_keeps_nothing_that_it_saw_before() {
+    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let tracker = Tracker::new(Trigger::default(), false);
+    follow(&tracker, &key, &whose, &target("a"));
+    let list = |generation, version, value| {
+        tracker.begins(&resource(), None, generation);
+        tracker.listing(&resource(), None);
+        tracker.present(&resource(), object("a", version, value));
+        tracker.listed(&resource(), None);
+    };
+    let seen = || {
+        let newest = tracker.seen(&key, &whose).newest.as_ref().and_then(|newest| newest.observation.version);
+        (newest, taken(&tracker, &key, &whose))
+    };
+    list(0, 5, "x");
+    assert_eq!((seen(), tracker.exists(&key)), ((None, vec![]), None));
+    assert!(tracker.unread(&key, Duration::ZERO).is_none(), "nothing is read either");
+    tracker.lead(1);
+    assert!(tracker.unread(&key, Duration::from_hours(1)).is_none(), "the list shows it");
+    tracker.present(&resource(), object("a", 6, "y"));
+    tracker.listing(&resource(), None);
+    tracker.present(&resource(), object("a", 6, "y"));
+    tracker.listed(&resource(), None);
+    assert_eq!(seen(), (None, vec![]), "the watch of before");
+    list(1, 5, "x");
+    assert_eq!(seen(), (Some(5), vec![Some("x".to_owned())]));
+    tracker.present(&resource(), object("a", 7, "z"));
+    assert_eq!(seen(), (Some(7), vec![Some("z".to_owned())]));
+}
+
+#[test]
+fn object_that_is_followed_while_a_new_leader_lists_is_not_read() {
+    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let tracker = Tracker::new(Trigger::default(), false);
+    tracker.listing(&resource(), None);
+    tracker.lead(1);
+    follow(&tracker, &key, &whose, &target("a"));
+    assert!(tracker.unread(&key, Duration::MAX).is_none());
+    tracker.begins(&resource(), None, 1);
+    tracker.listing(&resource(), None);
+    tracker.listed(&resource(), None);
+    assert!(tracker.unread(&key, Duration::MAX).is_some(), "the list did not show it");
 }

@@ -187,7 +187,7 @@ fn what_the_history_tells_already_is_not_recorded_again() {
     assert_eq!(versions, ["10", "11", "12", "13", "14"]);
 }
 
-/// A standby saw the resource deleted and made again, which the leader recorded.
+/// A watch that lags behind shows the resource deleted and made again, which another replica recorded.
 #[test]
 fn a_former_resource_of_that_name_is_not_told_of_again() {
     let seen = |version: u64, state: State| Observation::new(at(9), state, Some(version));
@@ -200,13 +200,8 @@ fn a_former_resource_of_that_name_is_not_told_of_again() {
     let (mut history, mut ids) = (History::new(), ids());
     record(&mut history, &subject("replicas"), shown.clone(), &mut ids);
     let last = history.split_off(3);
-    let (mut history, mut buffer) = (last.clone(), ObservationBuffer::default());
-    assert_eq!(record(&mut history, &subject("replicas"), shown.clone(), &mut ids).entries, 0);
-    for observation in shown {
-        buffer.push(observation);
-    }
-    buffer.drop_told(&last[0]);
-    assert!(buffer.drain().is_empty(), "nor does it wait for ever");
+    let mut history = last.clone();
+    assert_eq!(record(&mut history, &subject("replicas"), shown, &mut ids).entries, 0);
 }
 
 /// The answer to its write was lost, and more came since. Versions do not tell, where a read found the resource gone.
@@ -266,6 +261,7 @@ fn what_was_seen_before_the_spec_was_changed_comes_first() {
     let inputs = Inputs {
         subject: &now,
         observations: &[seen(7, "3")],
+        newest: None,
         former: Some(&former),
         outcomes: &[],
         in_flight: &HashSet::new(),
@@ -280,4 +276,64 @@ fn what_was_seen_before_the_spec_was_changed_comes_first() {
     let pairs = [("image", "i"), ("image", "j"), ("replicas", "3")];
     assert_eq!(told, pairs.map(|(field, value)| (field.to_owned(), value.to_owned())));
     assert!(!next(&recorded, &inputs, ids()).changed, "by another replica, which has begun with what came after");
+}
+
+/// A pass that knows nothing but the newest state.
+fn level(history: &[Entry], newest: &NewestState) -> Changes {
+    let inputs = Inputs {
+        subject: &subject("replicas"),
+        observations: &[],
+        newest: Some(newest),
+        former: None,
+        outcomes: &[],
+        in_flight: &HashSet::new(),
+        held: false,
+        limit: None,
+        max_age: MAX_AGE,
+        now: at(10),
+    };
+    next(history, &inputs, ids())
+}
+
+/// Another replica recorded 1, 2; the watch of this one showed neither, and then 1.
+#[test]
+fn newest_state_is_recorded_whoever_recorded_the_last_one() {
+    let seen = |version, state| Observation::new(at(9), state, Some(version));
+    let newest = |version, state| NewestState { observation: seen(version, state), outranks: None };
+    let mut history = History::new();
+    let recorded = [seen(5, present("a", "1")), seen(9, present("a", "2"))];
+    record(&mut history, &subject("replicas"), recorded, ids());
+    for (state, action) in [(present("a", "1"), Updated), (State::Absent, Deleted), (present("b", "2"), Created)] {
+        let newest = newest(12, state);
+        let recorded = level(&history, &newest);
+        assert_eq!((recorded.history.len(), recorded.history[2].action), (3, action));
+        assert_eq!(recorded.contradicted, None);
+        assert!(!level(&recorded.history, &newest).changed, "once");
+    }
+    let same = level(&history, &newest(12, present("a", "2")));
+    assert!(!same.changed && same.contradicted.is_none());
+}
+
+#[test]
+fn past_state_is_never_recorded_unless_a_read_that_began_later_shows_it() {
+    let seen = |version, state| Observation::new(at(9), state, Some(version));
+    let newest = |version, state| NewestState { observation: seen(version, state), outranks: None };
+    let mut history = History::new();
+    let recorded = [seen(5, present("a", "1")), seen(9, present("a", "2"))];
+    record(&mut history, &subject("replicas"), recorded, ids());
+    let mut newest = newest(5, present("a", "1"));
+    let past = level(&history, &newest);
+    assert_eq!((past.changed, past.contradicted), (false, Some(9)));
+    newest.outranks = Some(8);
+    assert!(!level(&history, &newest).changed, "the entry may be later than the read");
+    newest.outranks = Some(9);
+    let read = level(&history, &newest);
+    assert_eq!((told(&read.history)[2], read.contradicted), ((Updated, Some("1")), None));
+    assert!(!level(&read.history, &newest).changed, "once");
+
+    record(&mut history, &subject("replicas"), [seen(10, State::Absent)], ids());
+    newest.outranks = None;
+    assert_eq!(level(&history, &newest).contradicted, Some(10), "a UID does not come back");
+    newest.outranks = Some(10);
+    assert_eq!(told(&level(&history, &newest).history)[3], (Created, Some("1")));
 }

@@ -1,0 +1,181 @@
+//! An apiserver that answers for every kind but one: a conversion webhook or an aggregated API hangs.
+
+use std::sync::Arc;
+
+use testbed::proxy::{Fault, Match, Order, Point, Proxy, Then, Times, Verb};
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+use tokio::sync::Notify;
+
+use super::bare;
+use super::flood::{set_map, track_map};
+use super::told::told;
+use crate::support::{Bed, Operator, SOON, Settings};
+
+/// More than reconciles run at once.
+const HANGING: usize = 24;
+
+/// No time limit ends a request that hangs, and each target is read every second.
+async fn operator(bed: &Bed) -> (Proxy, Operator) {
+    let (proxy, file) = bed.through_proxy().await;
+    let flags = ["--resync=1s", "--api-timeout=1h", "--reconcile-timeout=1h"];
+    let settings = flags.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
+    let operator = Operator::start(bed, settings).await;
+    (proxy, operator)
+}
+
+fn hang(proxy: &Proxy, matching: Match) -> Order {
+    proxy.inject(matching, Times::Always, Fault::Hang)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_go_on_when_reads_of_one_kind_hang() {
+    let bed = bare("hanging").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    let maps: Vec<String> = (0..HANGING).map(|map| format!("map-{map}")).collect();
+    for map in &maps {
+        track_map(&bed, map, "1").await;
+    }
+    let (proxy, _operator) = operator(&bed).await;
+    let mut expected = vec![("Created", Some("1"))];
+    for field in maps.iter().map(String::as_str).chain(["web"]) {
+        bed.delivered(field, &expected).await;
+    }
+    let reads = hang(&proxy, Match::verb(Verb::Get).resource("configmaps"));
+    reads.wait_for_hits(4, SOON).await.unwrap();
+    let values = ["2", "3", "4"];
+    for value in values {
+        for map in &maps {
+            set_map(&bed.api(), map, value).await;
+        }
+        bed.scale("web", value.parse().unwrap()).await;
+        expected.push(("Updated", Some(value)));
+        for field in maps.iter().map(String::as_str).chain(["web"]) {
+            bed.delivered(field, &expected).await;
+        }
+    }
+    // Followed from the middle of a watch, this one has to be read.
+    bed.deployment("new", 7).await;
+    bed.track("new", "Deployment", "new", "replicas", "hook").await;
+    bed.delivered("new", &[("Created", Some("7"))]).await;
+    assert!(reads.hits() < HANGING as u64, "{} requests hang at once", reads.hits());
+    reads.take_back();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_go_on_when_discovery_of_one_group_hangs() {
+    let bed = bare("undiscovered").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    let (proxy, _operator) = operator(&bed).await;
+    bed.ready("hook").await;
+    let discovery = hang(&proxy, Match::verb(Verb::Other).and(|request| request.path == "/apis/batch/v1"));
+    for job in 0..HANGING {
+        let target = serde_json::json!({
+            "apiVersion": "batch/v1", "kind": "CronJob", "resource": "cronjobs", "namespace": bed.namespace, "name": "job",
+        });
+        let spec = serde_json::json!({ "target": target, "contactPoint": "hook", "field": "{.spec.schedule}" });
+        let name = format!("job-{job}");
+        bed.create::<quartermaster::api::TrackedField>(&name, serde_json::json!({ "spec": spec })).await;
+    }
+    discovery.wait_for_hits(1, SOON).await.unwrap();
+    bed.deployment("web", 1).await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    bed.delivered("web", &[("Created", Some("1"))]).await;
+    bed.scale("web", 2).await;
+    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    assert!(discovery.hits() < HANGING as u64, "{} requests hang at once", discovery.hits());
+    discovery.take_back();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn target_that_stays_unreadable_costs_no_write() {
+    let bed = bare("unreadable").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    let (proxy, _operator) = operator(&bed).await;
+    bed.delivered("web", &[("Created", Some("1"))]).await;
+    let reads = Match::verb(Verb::Get).resource("deployments");
+    let refused = proxy.inject(reads, Times::Always, Fault::status(http::StatusCode::INTERNAL_SERVER_ERROR));
+    bed.waiting("web", "TargetUnreadable").await;
+    let writes = Match::writes().resource("trackedfields");
+    let before = proxy.count(&writes);
+    refused.wait_for_hits(refused.hits() + 5, SOON).await.unwrap();
+    bed.scale("web", 2).await;
+    bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    // The entry, its outcome, and its annotation while it waits.
+    let after = proxy.count(&writes) - before;
+    assert!((2..=4).contains(&after), "{after} writes");
+    refused.take_back();
+    bed.waiting("web", "").await;
+}
+
+/// What was observed while a status was written, and the outcome that came meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
+    let bed = bare("onewrite").await;
+    let (receiver, other) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    bed.webhook("hook", &receiver.url()).await;
+    bed.webhook("other", &other.url()).await;
+    let (proxy, file) = bed.through_proxy().await;
+    let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    for point in ["hook", "other"] {
+        bed.ready(point).await;
+    }
+    receiver.refuse().await.unwrap();
+    bed.deployment("web", 1).await;
+    for (name, point) in [("web", "hook"), ("marker", "other")] {
+        bed.track(name, "Deployment", "web", "replicas", point).await;
+    }
+    let mut expected = vec![("Created", Some("1"))];
+    bed.delivered("marker", &expected).await;
+    bed.waiting("web", "DeliveryFailing").await;
+
+    let writes = Match::verb(Verb::Patch).resource("trackedfields").subresource("status").name("web");
+    let (held, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let hold = Fault::hook(Point::Before, {
+        let (held, go_on) = (Arc::clone(&held), Arc::clone(&go_on));
+        move |_| {
+            let (held, go_on) = (Arc::clone(&held), Arc::clone(&go_on));
+            async move {
+                held.notify_one();
+                go_on.notified().await;
+                Then::GoOn
+            }
+        }
+    });
+    assert_eq!(proxy.count(&writes), 1, "the first entry");
+    proxy.inject(writes.clone(), Times::First(1), hold);
+    for (replicas, value) in [(2, "2"), (3, "3")] {
+        bed.scale("web", replicas).await;
+        expected.push(("Updated", Some(value)));
+        bed.delivered("marker", &expected).await;
+        if value == "2" {
+            tokio::time::timeout(SOON, held.notified()).await.expect("the second entry is written");
+        }
+    }
+    receiver.accept().await.unwrap();
+    until("the first message is delivered", SOON, async || {
+        Ok(told(&receiver).iter().any(|request| request.taken).then_some(()))
+    })
+    .await
+    .unwrap();
+    let metric = "quartermaster_notifications_total{type=\"webhook\",outcome=\"delivered\"} ";
+    let sent = 2 + told(&receiver).len() + told(&other).len();
+    until("its outcome is known", SOON, async || {
+        let metrics = operator.metrics().await;
+        let count = metrics.lines().find_map(|line| line.strip_prefix(metric)).map(str::parse::<usize>).transpose()?;
+        Ok((count == Some(sent)).then_some(()))
+    })
+    .await
+    .unwrap();
+    go_on.notify_one();
+    bed.delivered("web", &expected).await;
+    // Each entry, the first with nothing, the second alone, the third with the first's outcome; then those of both.
+    assert_eq!(proxy.count(&writes), 4);
+}

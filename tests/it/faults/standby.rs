@@ -1,0 +1,194 @@
+//! A replica that takes over goes by the history, not by what it saw while it stood by.
+
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::api::{Patch, PatchParams};
+use quartermaster::api::TrackedField;
+use serde_json::json;
+use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use super::bare;
+use super::ledger::Ledger;
+use super::replicas::{candidate, leads};
+use super::told::told;
+use super::{assert_no_repeats, assert_order};
+use crate::support::{Bed, Operator, SOON, Settings};
+
+/// Two replicas with caches that are synced, and one field that was told once, with the value 1.
+struct Pair {
+    receiver: Receiver,
+    ledger: Ledger,
+    leader: Operator,
+    standby: Operator,
+    /// Between the apiserver and the standby.
+    proxy: Proxy,
+    bed: Bed,
+}
+
+impl Pair {
+    async fn start(name: &str) -> Self {
+        let bed = bare(name).await;
+        let receiver = Receiver::start().unwrap();
+        bed.webhook("hook", &receiver.url()).await;
+        bed.deployment("web", 1).await;
+        let ledger = Ledger::open(&bed);
+        let leader = Operator::start(&bed, candidate(0)).await;
+        leads(&leader).await;
+        bed.track("web", "Deployment", "web", "replicas", "hook").await;
+        bed.delivered("web", &[("Created", Some("1"))]).await;
+        let (proxy, file) = bed.through_proxy().await;
+        let standby = Operator::start(&bed, candidate(1).kubeconfig(file)).await;
+        let pair = Self { receiver, ledger, leader, standby, proxy, bed };
+        pair.standby_listed(1).await;
+        pair
+    }
+
+    /// Waits until the standby has listed the Deployments so many times.
+    async fn standby_listed(&self, times: usize) {
+        let listed = |line: &&str| line.contains("\"listed\"") && line.contains("deployments");
+        until(format!("the standby has listed {times} times"), SOON, async || {
+            Ok((self.standby.logs().lines().filter(listed).count() >= times).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// How often the standby asked for a list of Deployments, or for one of them.
+    fn asked(&self) -> (usize, usize) {
+        let listed = Match::any()
+            .resource("deployments")
+            .and(|request| request.verb == Verb::List || request.query.contains("sendInitialEvents=true"));
+        let read = Match::verb(Verb::Get).resource("deployments");
+        (self.proxy.count(&listed), self.proxy.count(&read))
+    }
+
+    fn assert_well_told(&self) {
+        let told = told(&self.receiver);
+        assert_order(&self.ledger, &told);
+        assert_no_repeats(&told);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_leader_records_a_return_to_the_value_that_it_saw_last() {
+    let mut pair = Pair::start("back").await;
+    let watch = Match::watch("deployments");
+    let cut = pair.proxy.freeze(watch.clone());
+    pair.bed.scale("web", 2).await;
+    cut.wait_for_hits(1, SOON).await.unwrap();
+    let mut expected = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    pair.bed.delivered("web", &expected).await;
+    pair.leader.kill();
+    pair.bed.scale("web", 1).await;
+    // The standby lists once more, and never sees the value 2.
+    assert_eq!(pair.proxy.end_watches(&watch, Ending::Gone), 1);
+    cut.take_back();
+    pair.standby_listed(2).await;
+    leads(&pair.standby).await;
+    expected.push(("Updated", Some("1")));
+    pair.bed.delivered("web", &expected).await;
+    pair.assert_well_told();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_leader_lists_once_whatever_is_tracked() {
+    let mut pair = Pair::start("once").await;
+    let fields: Vec<String> = (0..20).map(|field| format!("field-{field}")).collect();
+    for field in &fields {
+        pair.bed.deployment(field, 1).await;
+        pair.bed.track(field, "Deployment", field, "replicas", "hook").await;
+        pair.bed.delivered(field, &[("Created", Some("1"))]).await;
+    }
+    assert_eq!(pair.asked(), (1, 0));
+    pair.leader.kill();
+    for field in &fields {
+        pair.bed.scale(field, 2).await;
+    }
+    leads(&pair.standby).await;
+    for field in &fields {
+        pair.bed.delivered(field, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    }
+    assert_eq!(pair.asked(), (2, 0));
+    pair.assert_well_told();
+}
+
+/// A connection that died without a word while this replica stood by.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_leader_sees_what_a_silent_watch_did_not_show() {
+    let mut pair = Pair::start("silent").await;
+    let silent = pair.proxy.freeze_running(Match::watch("deployments"));
+    pair.leader.kill();
+    pair.bed.scale("web", 2).await;
+    silent.wait_for_hits(1, SOON).await.unwrap();
+    leads(&pair.standby).await;
+    let mut expected = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    pair.bed.delivered("web", &expected).await;
+    for (replicas, value) in [(3, "3"), (2, "2")] {
+        pair.bed.scale("web", replicas).await;
+        expected.push(("Updated", Some(value)));
+    }
+    pair.bed.delivered("web", &expected).await;
+    pair.assert_well_told();
+}
+
+/// As when somebody restores the TrackedField from a backup.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn newest_value_is_recorded_again_when_the_history_lost_it() {
+    let bed = bare("restored").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 1).await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.delivered("web", &[("Created", Some("1"))]).await;
+    bed.scale("web", 2).await;
+    let expected = [("Created", Some("1")), ("Updated", Some("2"))];
+    let before = bed.delivered("web", &expected).await;
+    let lost = Patch::Merge(json!({ "status": &before[..1] }));
+    bed.api::<TrackedField>().patch_status("web", &PatchParams::default(), &lost).await.unwrap();
+    until("the value is recorded once more, and told", SOON, async || {
+        let history = bed.history("web").await;
+        let again = history.last().is_some_and(|last| last.id != before[1].id && !last.is_pending());
+        Ok((history.len() == 2 && again).then_some(()))
+    })
+    .await
+    .unwrap();
+    bed.delivered("web", &expected).await;
+    let told = told(&receiver);
+    assert_eq!(told.iter().map(|request| request.entries.len()).sum::<usize>(), 3);
+    assert_no_repeats(&told);
+}
+
+/// A streamed list comes from the apiserver's cache, which may lag behind the one that the last leader asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_leader_never_records_a_past_that_it_is_shown() {
+    let mut pair = Pair::start("lagging").await;
+    let past = pair.bed.api::<Deployment>().get("web").await.unwrap();
+    pair.bed.scale("web", 2).await;
+    let mut expected = vec![("Created", Some("1")), ("Updated", Some("2"))];
+    pair.bed.delivered("web", &expected).await;
+    let end = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {
+            "resourceVersion": past.metadata.resource_version,
+            "annotations": { "k8s.io/initial-events-end": "true" },
+        },
+    });
+    let events = [json!({ "type": "ADDED", "object": past }), json!({ "type": "BOOKMARK", "object": end })];
+    let streamed = Match::watch("deployments").and(|request| request.query.contains("sendInitialEvents=true"));
+    let lagging = Fault::Say(events.map(|event| format!("{event}\n")).concat());
+    let lagging = pair.proxy.inject(streamed, Times::First(1), lagging);
+    // What follows that list is late, too: until the state was read.
+    let late = pair.proxy.freeze(Match::watch("deployments"));
+    pair.leader.kill();
+    leads(&pair.standby).await;
+    lagging.wait_for_hits(1, SOON).await.unwrap();
+    let reads = Match::verb(Verb::Get).resource("deployments").name("web");
+    until("the state is read", SOON, async || Ok((pair.proxy.count(&reads) > 1).then_some(()))).await.unwrap();
+    late.take_back();
+    pair.bed.scale("web", 3).await;
+    expected.push(("Updated", Some("3")));
+    pair.bed.delivered("web", &expected).await;
+    pair.assert_well_told();
+}
