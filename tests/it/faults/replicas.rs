@@ -95,11 +95,11 @@ fn account(life: usize) -> &'static str {
 }
 
 /// How replica number `life` is started. The lease is the product's own: of a shorter one a slow machine ends a leader.
-fn candidate(life: usize) -> Settings {
+pub(super) fn candidate(life: usize) -> Settings {
     Settings::default().flag(&format!("--cluster-name=life-{life}")).flag("--leader-elect")
 }
 
-async fn leads(operator: &Operator) {
+pub(super) async fn leads(operator: &Operator) {
     until("it leads", SOON, async || {
         let metrics = operator.metrics().await;
         Ok(metrics.contains("leader_election_master_status{name=\"quartermaster\"} 1").then_some(()))
