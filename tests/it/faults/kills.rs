@@ -57,12 +57,16 @@ struct Life {
     to: Duration,
 }
 
-async fn run(name: &str, plan: Plan) {
+/// A source of random numbers whose seed is printed, or given to repeat a run.
+pub(super) fn seeded(name: &str) -> StdRng {
     let seed = std::env::var(SEED).map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
     // Past what the test harness captures: a run that hangs is to be repeated, too.
-    let mut stderr = std::io::stderr();
-    writeln!(stderr, "{name}: {SEED}={seed}").unwrap();
-    let mut random = StdRng::seed_from_u64(seed);
+    writeln!(std::io::stderr(), "{name}: {SEED}={seed}").unwrap();
+    StdRng::seed_from_u64(seed)
+}
+
+async fn run(name: &str, plan: Plan) {
+    let mut random = seeded(name);
     let bed = bare(name).await;
     let receiver = Receiver::start().unwrap();
     for point in 0..POINTS {
@@ -88,7 +92,7 @@ async fn run(name: &str, plan: Plan) {
     assert!(covered > 0, "the rule about changes that a later one follows was never put to the test");
     let entries: usize = ledger.fields().values().map(Vec::len).sum();
     writeln!(
-        stderr,
+        std::io::stderr(),
         "{name}: {} changes, {entries} entries, {} messages, {repeated} entries repeated; {covered} changes had to be seen",
         changes.len(),
         told.len(),

@@ -15,6 +15,7 @@ use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
 
 mod answers;
 mod apiserver;
+mod campaign;
 mod each_write;
 mod flood;
 mod hanging;

@@ -1,0 +1,266 @@
+//! Two replicas, stale standbys, receivers that refuse, an apiserver that refuses an outcome, and kills, all at random.
+
+use std::collections::{HashMap, HashSet};
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::StatusCode;
+use quartermaster::api::tracked_field::{Delivery, Entry};
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use testbed::proxy::{Ending, Fault, Match, Proxy, Times, Verb};
+use testbed::receiver::{Receiver, Reply};
+use testbed::wait::until;
+
+use super::kills::seeded;
+use super::ledger::Ledger;
+use super::replicas::{candidate, leads};
+use super::told::told;
+use super::{CAUGHT_UP, assert_order, bare};
+use crate::support::{Bed, Operator};
+
+const FIELDS: usize = 12;
+const POINTS: usize = 3;
+const KILLS: usize = 4;
+/// Its status writes are refused for a while.
+const REFUSED: &str = "field-0";
+/// More than the writes after which the others go on without it.
+const REFUSALS: u64 = 8;
+
+struct Replica {
+    operator: Operator,
+    proxy: Proxy,
+}
+
+impl Replica {
+    async fn start(bed: &Bed, life: usize) -> Self {
+        let (proxy, file) = bed.through_proxy().await;
+        Self { operator: Operator::start(bed, candidate(life).kubeconfig(file)).await, proxy }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_change_is_delivered_or_truly_failed_whatever_befalls_two_replicas() {
+    let mut random = seeded("campaign");
+    let mut split = || StdRng::seed_from_u64(random.random());
+    let bed = bare("campaign").await;
+    let receiver = Receiver::start().unwrap();
+    for point in 0..POINTS {
+        bed.webhook(&point_name(point), &format!("{}/{}", receiver.url(), point_name(point))).await;
+    }
+    for field in (0..FIELDS).map(field_name) {
+        bed.deployment(&field, 1).await;
+    }
+    let ledger = Ledger::open(&bed);
+    let mut leader = Replica::start(&bed, 0).await;
+    leads(&leader.operator).await;
+    for field in 0..FIELDS {
+        let name = field_name(field);
+        bed.track(&name, "Deployment", &name, "replicas", &point_name(field % POINTS)).await;
+    }
+    for field in (0..FIELDS).map(field_name) {
+        bed.delivered(&field, &[("Created", Some("1"))]).await;
+    }
+
+    let over = AtomicBool::new(false);
+    let (mut stale, refusing, writing) = (split(), split(), split());
+    let kills = async {
+        for life in 1..=KILLS {
+            let standby = Replica::start(&bed, life).await;
+            if life == KILLS / 2 {
+                refuse_outcomes(&leader.proxy);
+            }
+            mislead(&standby.proxy, &mut stale).await;
+            leader.operator.kill();
+            leads(&standby.operator).await;
+            leader = standby;
+        }
+        over.store(true, Ordering::Relaxed);
+    };
+    let (newest, (), ()) = tokio::join!(write(&bed, writing, &over), refuse(&receiver, refusing, &over), kills);
+
+    caught_up(&bed, &ledger, &newest).await;
+    let told = told(&receiver);
+    assert_order(&ledger, &told);
+    assert_alternating(&ledger);
+    assert_failed_truly(&ledger, &receiver);
+    let repeated = assert_acceptances_bounded(&receiver);
+    let entries: Vec<_> = ledger.fields().into_values().flatten().collect();
+    let failed = entries.iter().filter(|entry| entry.delivery == Some(Delivery::Failed)).count();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "campaign: {} entries, {failed} failed, {repeated} repeated", entries.len()).unwrap();
+}
+
+fn field_name(field: usize) -> String {
+    format!("field-{field}")
+}
+
+fn point_name(point: usize) -> String {
+    format!("point-{point}")
+}
+
+/// Sets fields to 1 and 2 in turn, often there and back in one breath, until it is `over`. Gives the newest values.
+async fn write(bed: &Bed, mut random: StdRng, over: &AtomicBool) -> HashMap<String, String> {
+    let mut newest: HashMap<_, _> = (0..FIELDS).map(|field| (field_name(field), 1)).collect();
+    while !over.load(Ordering::Relaxed) {
+        let field = field_name(random.random_range(0..FIELDS));
+        for _ in 0..random.random_range(1..=2) {
+            let value = 3 - newest[&field];
+            bed.scale(&field, value).await;
+            newest.insert(field.clone(), value);
+        }
+        tokio::time::sleep(Duration::from_millis(random.random_range(0..300))).await;
+    }
+    newest.into_iter().map(|(field, value)| (field, value.to_string())).collect()
+}
+
+/// Has each path accept everything, or answer 403 or 410 to everything, until it is `over`; then all accept.
+async fn refuse(receiver: &Receiver, mut random: StdRng, over: &AtomicBool) {
+    while !over.load(Ordering::Relaxed) {
+        let path = format!("/{}", point_name(random.random_range(0..POINTS)));
+        let status = [StatusCode::OK, StatusCode::FORBIDDEN, StatusCode::GONE][random.random_range(0..3)];
+        receiver.at_path(&path, Reply::status(status));
+        tokio::time::sleep(Duration::from_millis(random.random_range(0..1000))).await;
+    }
+    receiver.behave();
+}
+
+/// The apiserver refuses what the leader writes of one object, and then takes it.
+fn refuse_outcomes(proxy: &Proxy) {
+    let writes = Match::verb(Verb::Patch).resource("trackedfields").subresource("status").name(REFUSED);
+    proxy.inject(writes, Times::First(REFUSALS), Fault::status(StatusCode::FORBIDDEN));
+}
+
+/// For some seconds the standby's watch of the targets is cut, answered 410, or shows the past.
+async fn mislead(proxy: &Proxy, random: &mut StdRng) {
+    let targets = || Match::watch("deployments");
+    let pause = async |random: &mut StdRng| {
+        tokio::time::sleep(Duration::from_millis(random.random_range(0..1500))).await;
+    };
+    for _ in 0..random.random_range(1..=3) {
+        match random.random_range(0..3) {
+            0 => {
+                proxy.end_watches(&targets(), Ending::Gone);
+            }
+            1 => {
+                proxy.inject(targets(), Times::First(random.random_range(1..=3)), Fault::Gone);
+                proxy.end_watches(&targets(), Ending::MidEvent);
+            }
+            _ => {
+                let frozen = proxy.freeze(targets());
+                pause(random).await;
+                frozen.take_back();
+                proxy.end_watches(&targets(), Ending::Gone);
+            }
+        }
+        pause(random).await;
+    }
+    // Sometimes it has not recovered by the time that it leads.
+    if random.random_bool(0.5) {
+        proxy.inject(targets(), Times::First(3), Fault::Gone);
+        proxy.end_watches(&targets(), Ending::Gone);
+    }
+}
+
+/// Waits until each history ends with the newest value, and nothing waits.
+async fn caught_up(bed: &Bed, ledger: &Ledger, newest: &HashMap<String, String>) {
+    let caught_up = until("every field's newest value is recorded, and nothing waits", CAUGHT_UP, async || {
+        for (field, value) in newest {
+            let history = bed.history(field).await;
+            let last = history.last().and_then(|entry| entry.value.as_deref());
+            anyhow::ensure!(last == Some(value), "{field} ends with {last:?}, not {value}");
+            let waiting = history.iter().filter(|entry| entry.is_pending()).count();
+            anyhow::ensure!(waiting == 0, "{field}: {waiting} entries wait");
+            anyhow::ensure!(ledger.fields()[field].last() == history.last(), "our own watch of {field} lags behind");
+        }
+        Ok(Some(()))
+    });
+    caught_up.await.unwrap();
+}
+
+/// Each field had two values: no change between two entries was lost if they differ, and none was recorded that did not happen.
+fn assert_alternating(ledger: &Ledger) {
+    for (field, entries) in ledger.fields() {
+        for pair in entries.windows(2).filter(|pair| pair[1].merged.is_none()) {
+            assert_ne!(pair[0].value, pair[1].value, "{field}: two entries in a row have one value: {pair:?}");
+        }
+    }
+}
+
+/// What came of an entry: how its requests were answered, in order, and by itself or in a digest.
+struct Attempt {
+    path: String,
+    status: Option<StatusCode>,
+    ids: Vec<String>,
+}
+
+fn attempts(receiver: &Receiver) -> Vec<Attempt> {
+    let requests = receiver.requests();
+    let attempts = requests.iter().map(|request| {
+        let body = request.json().unwrap();
+        let texts = |ids: &serde_json::Value| ids.as_array().map(|ids| ids.iter().map(ToString::to_string).collect());
+        let ids: Vec<String> = texts(&body["ids"]).unwrap_or_else(|| vec![body["id"].to_string()]);
+        let ids = ids.into_iter().map(|id| id.trim_matches('"').to_owned()).collect();
+        Attempt { path: request.path.clone(), status: request.answered, ids }
+    });
+    attempts.collect()
+}
+
+/// An entry that is `Failed` names an answer that it got, was refused at least twice, and between those something else was accepted.
+/// One that is `Delivered` was accepted.
+fn assert_failed_truly(ledger: &Ledger, receiver: &Receiver) {
+    let attempts = attempts(receiver);
+    for entry in ledger.fields().into_values().flatten() {
+        let id = entry.id.as_deref().unwrap();
+        let of_it = |attempt: &&Attempt| attempt.ids.iter().any(|other| other == id);
+        let accepted = attempts.iter().filter(of_it).any(is_accepted);
+        match entry.delivery {
+            Some(Delivery::Failed) => assert_is_true(&entry, &attempts),
+            _ => assert!(accepted, "never accepted: {entry:?}"),
+        }
+    }
+}
+
+fn is_accepted(attempt: &Attempt) -> bool {
+    attempt.status.is_some_and(|status| status.is_success())
+}
+
+fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
+    let id = entry.id.as_deref().unwrap();
+    let reason = entry.reason.as_deref().unwrap_or_default();
+    let refused: Vec<usize> = (0..attempts.len())
+        .filter(|at| attempts[*at].ids.iter().any(|other| other == id) && !is_accepted(&attempts[*at]))
+        .collect();
+    let (Some(first), Some(last)) = (refused.first(), refused.last()) else {
+        panic!("failed, but never refused: {entry:?}");
+    };
+    let status = attempts[*last].status.unwrap();
+    assert!(reason.contains(status.as_str()), "the last answer was {status}: {entry:?}");
+    assert_eq!(attempts[*last].ids.len(), 1, "a digest accuses no entry: {entry:?}");
+    let path = &attempts[*last].path;
+    let between = attempts[*first..*last].iter().filter(|attempt| attempt.path == *path);
+    assert!(between.into_iter().any(is_accepted), "nothing was accepted since it was refused first: {entry:?}");
+}
+
+/// An entry is accepted again only when its sender died with the request that carried it, which is the last one that it sent to that
+/// contact point; or when its outcome was one of those that the apiserver refused, once for each sender. Gives how many were.
+fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
+    let told: Vec<_> = told(receiver).into_iter().filter(|request| request.taken).collect();
+    let mut last: HashMap<(&str, &str), usize> = HashMap::new();
+    for (at, request) in told.iter().enumerate() {
+        last.insert((&request.path, &request.sender), at);
+    }
+    let (mut came, mut repeated): (HashMap<&str, usize>, HashSet<&str>) = (HashMap::new(), HashSet::new());
+    for (at, request) in told.iter().enumerate() {
+        for entry in &request.entries {
+            let Some(before) = came.insert(&entry.id, at) else { continue };
+            let (path, sender) = (&told[before].path, &told[before].sender);
+            assert_ne!(*sender, request.sender, "accepted twice from one sender: {entry:?}");
+            let died_with_it = last[&(path.as_str(), sender.as_str())] == before;
+            assert!(died_with_it || entry.field == REFUSED, "{entry:?} was sent again, but {sender} went on after it");
+            repeated.insert(&entry.id);
+        }
+    }
+    repeated.len()
+}
