@@ -122,6 +122,7 @@ fn only_what_expired_is_counted_so() {
     let inputs = Inputs {
         subject: &subject,
         observations: &[],
+        newest: None,
         former: None,
         outcomes: &outcomes,
         in_flight: &HashSet::new(),

@@ -289,7 +289,7 @@ fn level(history: &[Entry], newest: &NewestState) -> Changes {
         in_flight: &HashSet::new(),
         held: false,
         limit: None,
-        max_age: MAX_AGE,
+        held_for: &BTreeMap::new(),
         now: at(10),
     };
     next(history, &inputs, ids())
