@@ -132,7 +132,7 @@ async fn new_leader_sees_what_a_silent_watch_did_not_show() {
     pair.assert_well_told();
 }
 
-/// As when somebody restores the TrackedField from a backup.
+/// As when somebody restores the `TrackedField` from a backup.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn newest_value_is_recorded_again_when_the_history_lost_it() {
     let bed = bare("restored").await;
