@@ -173,8 +173,11 @@ impl Follower {
 
     /// The history, whose last entry is of the version `outranks`, contradicts the newest state. Reads decide.
     pub(super) fn contradict(&mut self, outranks: u64) {
-        if self.certainty != Certainty::NeedsRead {
-            self.doubt(Instant::now(), Some(outranks));
+        match &mut self.certainty {
+            Certainty::NeedsRead => {}
+            // Said by each pass: that must not put the decision off.
+            Certainty::Contradicted(doubt) if doubt.shown == self.shown => doubt.outranks = Some(outranks),
+            _ => self.doubt(Instant::now(), Some(outranks)),
         }
     }
 

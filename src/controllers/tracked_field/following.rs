@@ -52,6 +52,7 @@ pub(super) struct Tracked {
 }
 
 /// Why nothing is tracked.
+#[derive(Debug)]
 pub(super) struct Untracked {
     pub(super) waiting: Waiting,
     /// The pass failed for it.
@@ -111,14 +112,19 @@ impl Targets {
 
     /// Sees to it that the target of `object` is watched; where the apiserver has to be asked what it is, once that is known.
     pub fn watch(self: &Arc<Self>, object: &Arc<TrackedField>) {
-        let target = &object.spec.target;
-        match self.resolver.known(target) {
-            Some(resolved) if self.scope.covers(resolved.place(target)) => {
-                self.hub.ensure(&resolved.resource, resolved.namespaced);
-            }
-            Some(_) => {}
-            None => self.reads.ask(self, object, Lane::discovery(target)),
+        if !self.ensure(object) {
+            self.reads.ask(self, object, Lane::discovery(&object.spec.target));
         }
+    }
+
+    /// Sees to it that the target of `object` is watched, if it is known what it is, and in scope; whether it is known.
+    pub(super) fn ensure(&self, object: &TrackedField) -> bool {
+        let target = &object.spec.target;
+        let Some(resolved) = self.resolver.known(target) else { return false };
+        if self.scope.covers(resolved.place(target)) {
+            self.hub.ensure(&resolved.resource, resolved.namespaced);
+        }
+        true
     }
 
     fn tracked(&self, object: &TrackedField, resolved: &Resolved) -> Result<Tracked, Waiting> {
@@ -158,15 +164,21 @@ impl Targets {
         discovered.map_or(0, |(api_version, plural)| self.tracker.turn(&ResourceName { api_version, plural }))
     }
 
-    /// Sees to it that the target is followed and watched, without any request: `None` where the apiserver has to be asked what
-    /// it is. `Err` says why it cannot be.
-    pub(super) fn track(&self, object: &TrackedField) -> Result<Option<Tracked>, Untracked> {
+    /// What the spec tracks, without any request: `None` where the apiserver has to be asked what that is. `Err` says why it
+    /// cannot be tracked.
+    fn target(&self, object: &TrackedField) -> Result<Option<(Tracked, Resolved)>, Untracked> {
         let target = &object.spec.target;
-        let field = Field::compile(&target.kind, &object.spec.field)
-            .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
         let Some(resolved) = self.resolver.resolved(target, self.turn(target))? else { return Ok(None) };
         // What does not fit is not watched, so that nothing would ever tell that it is something else by now.
         let tracked = self.tracked(object, &resolved).inspect_err(|_| self.resolver.forget(target))?;
+        Ok(Some((tracked, resolved)))
+    }
+
+    /// Sees to it that the target is followed and watched, as far as it is known what it is.
+    pub(super) fn track(&self, object: &TrackedField) -> Result<Option<Tracked>, Untracked> {
+        let field = Field::compile(&object.spec.target.kind, &object.spec.field)
+            .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
+        let Some((tracked, resolved)) = self.target(object)? else { return Ok(None) };
         self.follow_as(object, &tracked, &field);
         self.hub.ensure(&resolved.resource, resolved.namespaced);
         Ok(Some(tracked))
@@ -190,15 +202,15 @@ impl Targets {
         true
     }
 
-    /// Asks the apiserver what the target of `object` is, or how it stands.
+    /// Asks the apiserver what the target of `object` is, or how it stands. Follows nothing: the spec may be another one by the
+    /// time of the answer.
     pub(super) async fn look(&self, object: &TrackedField, lane: &Lane) -> Result<Answer, Untracked> {
         let target = &object.spec.target;
         if let Lane::Discovery(_) = lane {
             self.resolver.resolve(&self.client, target, self.turn(target)).await?;
-            self.track(object)?;
             return Ok(Answer::Discovered);
         }
-        let Some(tracked) = self.track(object)? else { return Ok(Answer::Discovered) };
+        let Some((tracked, _)) = self.target(object)? else { return Ok(Answer::Discovered) };
         let key = Key::of(object);
         if let Some(asked) = self.tracker.unread(&key, self.resync) {
             match tracked.api.get_opt(&target.name).await {

@@ -63,7 +63,7 @@ pub struct Reads {
 struct State {
     tickets: HashMap<Key, Ticket>,
     /// Why the last request of each failed, until another one does not, or none is needed.
-    failures: HashMap<Key, Waiting>,
+    failures: HashMap<Key, (Whose, Waiting)>,
     lanes: HashMap<Lane, Queue>,
     /// The number of the last ticket.
     last: u64,
@@ -110,13 +110,15 @@ impl Reads {
         }
     }
 
-    /// Takes the answer for this `TrackedField`, if it came.
+    /// Takes the answer for this `TrackedField`, if it came. A request for what was tracked before is awaited no longer.
     pub(super) fn take(&self, key: &Key, whose: &Whose) -> Option<Answered> {
         let mut state = self.state();
-        state.tickets.get(key)?.answer.as_ref()?;
+        if state.tickets.get(key).is_some_and(|ticket| ticket.whose == *whose && ticket.answer.is_none()) {
+            return None;
+        }
         let answer = state.tickets.remove(key).filter(|ticket| ticket.whose == *whose)?.answer;
         if let Some(Ok(Err(untracked))) = &answer {
-            state.failures.insert(key.clone(), untracked.waiting.clone());
+            state.failures.insert(key.clone(), (whose.clone(), untracked.waiting.clone()));
         } else {
             state.failures.remove(key);
         }
@@ -124,8 +126,9 @@ impl Reads {
     }
 
     /// Why the last request for this `TrackedField` failed.
-    pub(super) fn failure(&self, key: &Key) -> Option<Waiting> {
-        self.state().failures.get(key).cloned()
+    pub(super) fn failure(&self, key: &Key, whose: &Whose) -> Option<Waiting> {
+        let state = self.state();
+        state.failures.get(key).filter(|(of, _)| of == whose).map(|(_, waiting)| waiting.clone())
     }
 
     /// Nothing has to be asked for this `TrackedField`.
@@ -157,16 +160,15 @@ impl Reads {
         None
     }
 
-    /// Keeps an answer for the next pass; whether anybody awaits it.
+    /// Keeps an answer for the next pass, where passes run; whether anybody awaits it.
     fn answered(&self, key: &Key, number: u64, answer: Answered, leads: bool) -> bool {
         let mut state = self.state();
         let Some(ticket) = state.tickets.get_mut(key).filter(|ticket| ticket.number == number) else { return false };
         ticket.answer = Some(answer);
         if !leads {
-            // No pass takes it.
             state.tickets.remove(key);
         }
-        leads
+        true
     }
 }
 
@@ -184,13 +186,131 @@ async fn run(targets: Arc<Targets>, lane: Lane) {
             if let Err(panic) = &answer {
                 error!(panic = tasks::words(&**panic), trackedField = %key, "asking for the target panicked");
             }
-            if targets.reads.answered(&key, number, answer, targets.tracker.leads()) {
+            let leads = targets.tracker.leads();
+            if !targets.reads.answered(&key, number, answer, leads) {
+                continue;
+            }
+            if leads {
                 targets.wake.wake(&key);
+            } else {
+                // No pass does.
+                targets.follow(&object);
+                targets.ensure(&object);
             }
         }
     };
     tokio::select! {
         () = all => {}
         () = targets.draining.cancelled() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use kube::runtime::watcher;
+    use serde_json::json;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::controllers::tracked_field::target::Resolver;
+    use crate::controllers::tracked_field::tracker::Tracker;
+    use crate::runtime::Scope;
+    use crate::runtime::health::Health;
+    use crate::runtime::metrics::Metrics;
+    use crate::runtime::reconciler::Trigger;
+    use crate::runtime::tasks::Tasks;
+    use crate::runtime::watch_hub::WatchHub;
+
+    fn targets(client: Client) -> Arc<Targets> {
+        let tracker = Arc::new(Tracker::new(Trigger::default(), true));
+        let config = watcher::Config::default();
+        let watchdog = Health::new().watchdog("targets", Duration::from_mins(1));
+        let observer = Arc::clone(&tracker) as _;
+        let (scope, metrics) = (Scope::of(&[].into()), Metrics::new());
+        let hub = WatchHub::new(client.clone(), scope.clone(), config, observer, metrics, Tasks::new(), watchdog);
+        Arc::new(Targets {
+            client,
+            scope,
+            tracker,
+            hub,
+            resolver: Resolver::default(),
+            reads: Reads::default(),
+            wake: Trigger::default(),
+            resync: Duration::from_mins(1),
+            timeout: Duration::from_mins(1),
+            draining: CancellationToken::new(),
+        })
+    }
+
+    fn field(name: &str, target: &str) -> Arc<TrackedField> {
+        let target = json!({
+            "apiVersion": "batch/v1", "kind": "CronJob", "resource": "cronjobs", "namespace": "a", "name": target,
+        });
+        let field = json!({
+            "apiVersion": "tg.azamaton.ru/v1", "kind": "TrackedField",
+            "metadata": { "name": name, "namespace": "a", "uid": name },
+            "spec": { "target": target, "contactPoint": "hook", "field": "{.spec.schedule}" },
+        });
+        Arc::new(serde_json::from_value(field).unwrap())
+    }
+
+    async fn answer(targets: &Targets, field: &TrackedField) -> Answered {
+        loop {
+            if let Some(answer) = targets.reads.take(&Key::of(field), &Whose::of(field)) {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn panic_and_silence_are_answers_and_the_lane_goes_on() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let service = tower::service_fn({
+            let asked = Arc::clone(&asked);
+            move |_: Request<Body>| {
+                let number = asked.fetch_add(1, Ordering::SeqCst);
+                async move {
+                    assert!(number > 0, "boom");
+                    std::future::pending::<Result<Response<Body>, Infallible>>().await
+                }
+            }
+        });
+        let targets = targets(Client::new(service, "a"));
+        let fields: Vec<_> = (0..12).map(|number| field(&format!("field-{number}"), "job")).collect();
+        for field in fields.iter().chain(&fields) {
+            assert!(targets.ask(field, None));
+        }
+        assert_eq!(tasks::words(&*answer(&targets, &fields[0]).await.unwrap_err()), "boom");
+        assert_eq!(asked.load(Ordering::SeqCst), 1 + PER_LANE, "the others wait for their turn");
+        for field in &fields[1..] {
+            let untracked = answer(&targets, field).await.unwrap().unwrap_err();
+            assert_eq!(untracked.waiting.reason(), "TargetUnreadable");
+            let failure = targets.reads.failure(&Key::of(field.as_ref()), &Whose::of(field));
+            assert_eq!(failure, Some(untracked.waiting));
+        }
+        assert!(targets.reads.state().lanes.is_empty() && targets.reads.state().tickets.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn request_for_what_was_tracked_before_holds_up_none_for_what_is_tracked_now() {
+        let service =
+            tower::service_fn(|_: Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>());
+        let targets = targets(Client::new(service, "a"));
+        let (before, now) = (field("field", "before"), field("field", "now"));
+        assert!(targets.ask(&before, None));
+        assert!(targets.reads.take(&Key::of(now.as_ref()), &Whose::of(&now)).is_none());
+        assert!(targets.ask(&now, None));
+        assert!(answer(&targets, &now).await.unwrap().is_err());
+        assert!(targets.reads.take(&Key::of(before.as_ref()), &Whose::of(&before)).is_none());
     }
 }

@@ -9,6 +9,7 @@ use kube::core::Status;
 use kube::{Api, Resource, ResourceExt};
 use tracing::debug;
 
+use super::follower::Whose;
 use super::following::{Targets, Tracked, Untracked};
 use super::history::Changes;
 use super::waiting::{self, Waiting};
@@ -114,11 +115,11 @@ impl<T: Transport> TrackedFields<T> {
             return Why::Known(of_point);
         }
         let Targets { tracker, reads, .. } = &*self.targets;
-        let unknown = tracker.exists(key).is_none();
+        let (unknown, failure) = (tracker.exists(key).is_none(), reads.failure(key, &Whose::of(object)));
         let of_target = match tracked {
             Err(untracked) => Some(untracked.waiting.clone()),
             // Until there is another answer the last one counts.
-            Ok(_) if asks && reads.failure(key).is_some() => reads.failure(key),
+            Ok(_) if asks && failure.is_some() => failure,
             Ok(_) if asks && unknown => return Why::Unknown,
             Ok(tracked) => tracked
                 .as_ref()

@@ -2,7 +2,8 @@
 //! (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
 //!
 //! A span for each pass (that which log lines carry), and beneath it one for each request to the apiserver or to AWS, and for
-//! each message that is sent of what the pass offered. The lines of the log from `info` up are events of their span. Requests
+//! each message that is sent of what the pass offered. Requests about a target, which no pass waits for, have one of their own
+//! above them. The lines of the log from `info` up are events of their span. Requests
 //! and calls are named as the semantic conventions have it (<https://opentelemetry.io/docs/specs/semconv/>), passes as the log
 //! has it.
 

@@ -220,3 +220,17 @@ fn state_that_the_history_contradicts_outranks_it_once_it_is_read() {
     assert!(follower.shown(91, "b"));
     assert_eq!(follower.newest().unwrap().outranks, None);
 }
+
+/// The watch shows a past that the history has overtaken, and nothing more.
+#[test]
+fn contradiction_that_lasts_is_decided_by_a_read() {
+    let mut follower = follower(false);
+    follower.shown(5, "a");
+    follower.contradict(9);
+    let now = Instant::now();
+    follower.contradict(9);
+    assert!(!follower.got_at(now, 12, "c"), "the watch may only lag behind");
+    follower.contradict(9);
+    assert!(follower.got_at(now + DOUBT, 12, "c"));
+    assert_eq!(follower.told(), values(&["a", "c"]));
+}
