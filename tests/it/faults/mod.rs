@@ -19,6 +19,7 @@ mod each_write;
 mod flood;
 mod kills;
 mod ledger;
+mod outages;
 mod replicas;
 mod rest;
 mod silence;
