@@ -11,6 +11,7 @@ mod commands;
 mod copies;
 mod crds;
 mod demo;
+mod dns;
 mod docs;
 mod faults;
 mod field_paths;
