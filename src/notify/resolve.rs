@@ -12,8 +12,8 @@ use std::time::Duration;
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
 use hickory_resolver::config::{NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts, ServerOrderingStrategy};
-use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::op::Query;
 use hickory_resolver::proto::rr::{Name, RecordType};
 use hickory_resolver::system_conf::parse_resolv_conf;
@@ -73,7 +73,7 @@ impl Dns {
         let (config, options) = self.settings(&read(&self.resolv_conf).await?)?;
         let resolver = Resolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(options);
         let found = resolver.build().map_err(io::Error::other)?.lookup_ip(name).await;
-        Ok(found.map_err(|error| io::Error::other(message(name, &error)))?.iter().collect())
+        Ok(found.map_err(|error| io::Error::other(message(&error)))?.iter().collect())
     }
 
     /// What `resolv.conf` says, but for the times.
@@ -128,12 +128,12 @@ fn in_hosts(file: &[u8], name: &str) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Says what went wrong.
-fn message(name: &str, error: &NetError) -> String {
+/// Says what went wrong, without the name: it may be a secret.
+fn message(error: &NetError) -> String {
     match error {
-        NetError::Dns(_) => format!("DNS has no address of {name}: {error}"),
-        NetError::Timeout => format!("no answer from DNS for {name}"),
-        error => format!("cannot look up {name}: {error}"),
+        NetError::Dns(DnsError::NoRecordsFound(_)) => "DNS has no address of this name".into(),
+        NetError::Timeout => "no answer from DNS".into(),
+        error => format!("cannot look up the name: {error}"),
     }
 }
 
@@ -224,7 +224,7 @@ impl Names {
             let found = match timeout(LIMIT, (names.0.lookup)(asked.clone())).await {
                 Ok(Ok(found)) => Ok(found.into_iter().take(ADDRESSES).collect()),
                 Ok(Err(error)) => Err(error.to_string().into()),
-                Err(_) => Err(format!("no answer from DNS for {asked} within {} s", LIMIT.as_secs()).into()),
+                Err(_) => Err(format!("no answer from DNS within {} s", LIMIT.as_secs()).into()),
             };
             names.state().ended(&asked, &found);
             found

@@ -319,6 +319,7 @@ impl<R: Reconciler> Runner<R> {
 
     async fn guarded(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Action {
         let (began, returns) = (Instant::now(), self.availability.returned());
+        let paused = self.availability.paused_until();
         self.transient().remove(key);
         let _active = self.metrics.started();
         let _busy = self.watchdog.busy();
@@ -330,7 +331,7 @@ impl<R: Reconciler> Runner<R> {
         }
         let (result, action) = match ended {
             Ok(Ok(Ok(outcome))) => self.well(key, outcome),
-            Ok(Ok(Err(failure))) => self.failed(key, &failure),
+            Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
             Ok(Err(panic)) => {
                 error!(panic = tasks::words(&*panic), "the pass panicked");
                 self.metrics.panicked();
@@ -368,42 +369,43 @@ impl<R: Reconciler> Runner<R> {
         Action::requeue(self.reconciler.resync(self.limits.resync).mul_f64(rand::random_range(1.0..1.2)))
     }
 
-    /// Returns until when the apiserver asked to be left alone, if a 429 is why the reconcile failed.
-    fn asked_to_wait(&self, error: &(dyn std::error::Error + 'static)) -> Option<Instant> {
-        let said = refusal(error).filter(|status| status.code == 429)?;
+    /// Returns until when the apiserver asked that this object wait, if there was a 429 in its reconcile. A later failure, such
+    /// as a conflict, may hide it: so any new pause counts. `paused` is the one from before.
+    fn asked_to_wait(&self, error: &(dyn std::error::Error + 'static), paused: Option<Instant>) -> Option<Instant> {
+        let now_paused = self.availability.paused_until();
+        let new = now_paused.filter(|_| now_paused != paused);
+        let Some(said) = refusal(error).filter(|status| status.code == 429) else { return new };
         let seconds = said.details.as_ref().map_or(0, |details| details.retry_after_seconds);
         match seconds {
             // Priority and fairness answers in plain text: only the header says how long.
-            0 => self.availability.paused_until(),
-            seconds => Some(Instant::now() + availability::pause(seconds)),
+            0 => now_paused,
+            seconds => new.max(Some(Instant::now() + availability::pause(seconds))),
         }
     }
 
-    fn failed(&self, key: &ObjectRef<R::Object>, failure: &R::Error) -> (Reconciled, Action) {
+    fn failed(&self, key: &ObjectRef<R::Object>, failure: &R::Error, paused: Option<Instant>) -> (Reconciled, Action) {
         let error = failure as &dyn std::error::Error;
-        if failure.class() != Class::Conflict && self.availability.is_out() {
-            self.transient().insert(key.clone(), None);
+        let class = failure.class();
+        let until = self.asked_to_wait(error, paused);
+        let transient = class == Class::Transient || (class != Class::Conflict && self.availability.is_out());
+        if transient || until.is_some() {
+            self.transient().insert(key.clone(), until);
         }
-        match failure.class() {
+        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        match class {
             Class::Terminal => {
                 warn!(error, "the pass failed; it is tried again when the object changes");
                 (Reconciled::Error, self.resync())
             }
             class @ (Class::Transient | Class::Slow) => {
                 let backoffs = if class == Class::Slow { &self.slow } else { &self.failed };
-                let mut delay = backoffs.next_delay(key);
-                if class == Class::Transient {
-                    let until = self.asked_to_wait(error);
-                    self.transient().insert(key.clone(), until);
-                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-                    delay = delay.max(left.unwrap_or_default());
-                }
+                let delay = backoffs.next_delay(key).max(left);
                 warn!(error, ?delay, "the pass failed; it is tried again");
                 (Reconciled::Error, Action::requeue(delay))
             }
             Class::Conflict => {
                 debug!(error, "something came in between; the pass is done again");
-                (Reconciled::Requeue, Action::requeue(self.failed.next_delay(key)))
+                (Reconciled::Requeue, Action::requeue(self.failed.next_delay(key).max(left)))
             }
         }
     }
@@ -565,5 +567,29 @@ mod tests {
         assert_eq!(failing.count(), 1);
         sleep(Duration::from_secs(10)).await;
         assert!(failing.count() > 1, "what woke it is not forgotten");
+    }
+
+    /// The pause began in the reconcile, whose error is of what failed last.
+    #[test]
+    fn retry_after_that_a_later_conflict_hides_is_kept() {
+        let availability = Availability::default();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (hour, metrics) = (Duration::from_hours(1), Metrics::new());
+            let policy = Policy { min: Duration::from_secs(1), max: hour };
+            let limits =
+                Limits { concurrency: 1, timeout: hour, failed: policy, slow: policy, waiting: policy, resync: hour };
+            let watchdog = Health::new().watchdog("test", hour);
+            let reconciler = Arc::new(Failing::default());
+            let tracker = TaskTracker::new();
+            let runner = Runner::new("test", reconciler, limits, &metrics, availability.clone(), watchdog, tracker);
+            let key = ObjectRef::new("x").within("n");
+            availability.answered(Some(429), Some(Duration::from_secs(20)));
+            let (_, action) = runner.failed(&key, &api(409, ""), None);
+            assert_eq!(action, Action::requeue(Duration::from_secs(20)));
+            let before = availability.paused_until();
+            let (_, action) = runner.failed(&key, &api(409, ""), before);
+            assert_ne!(action, Action::requeue(Duration::from_secs(20)), "the pause was another object's");
+        });
     }
 }

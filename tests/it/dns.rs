@@ -62,7 +62,7 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
         assert!(three[2] - three[0] > Duration::from_secs(1), "three at once: {:?}", three[2] - three[0]);
     }
     let (_, said) = condition(&tenant.not_ready("hangs-0", "Unreachable").await);
-    assert!(said.contains("no answer from DNS for hangs-0.test"), "{said}");
+    assert!(said.contains("no answer from DNS"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -150,5 +150,5 @@ async fn name_that_leads_to_a_refused_address_is_refused() {
     }
     bed.webhook("none", "http://none.test/").await;
     let (_, said) = condition(&bed.not_ready("none", "Unreachable").await);
-    assert!(said.contains("DNS has no address of none.test"), "{said}");
+    assert!(said.contains("DNS has no address of this name"), "{said}");
 }

@@ -114,7 +114,7 @@ async fn lookup_ends_after_three_seconds() {
     let names = Servers::default().names(HANGS);
     let began = Instant::now();
     let error = resolve(&names, "n", "a.test").await.unwrap_err().to_string();
-    assert_eq!(error, "no answer from DNS for a.test within 3 s");
+    assert_eq!(error, "no answer from DNS within 3 s");
     assert_eq!(began.elapsed(), LIMIT);
 }
 
