@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -22,6 +23,8 @@ pub use lease::LeaseOf;
 pub use metrics::MetricsCertificate;
 pub use timings::{LEASE_JITTER, Timings};
 pub use value::Listen;
+
+use crate::notify::resolve::Dns;
 
 /// What `--version` and the user agent say.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -189,6 +192,20 @@ pub struct RunArgs {
     )]
     webhook_proxy: Option<SecretString>,
 
+    /// File that names the DNS servers for webhooks, as resolv.conf(5) has it
+    #[arg(
+        long,
+        env = "QUARTERMASTER_RESOLV_CONF",
+        value_name = "FILE",
+        default_value = "/etc/resolv.conf",
+        hide = true
+    )]
+    resolv_conf: PathBuf,
+
+    /// Port of the DNS servers for webhooks
+    #[arg(long, env = "QUARTERMASTER_DNS_PORT", value_name = "PORT", default_value_t = 53, hide = true)]
+    dns_port: u16,
+
     /// error, warn, info, debug, trace, or directives such as info,quartermaster::notify=debug
     #[arg(long, env = "QUARTERMASTER_LOG_LEVEL", value_name = "LEVEL", default_value = "info",
         value_parser = value::log_level, help_heading = "Logs")]
@@ -280,6 +297,8 @@ pub struct Notifications {
     pub deny: Vec<IpNet>,
     /// Webhooks go through this proxy; its URL may hold a password.
     pub webhook_proxy: Option<SecretString>,
+    /// Where the names of webhooks are looked up.
+    pub dns: Dns,
 }
 
 /// The operator's settings for its log.
@@ -337,6 +356,7 @@ impl RunArgs {
                 allow_loopback: self.webhook_allow_loopback,
                 deny: self.webhook_deny_cidrs,
                 webhook_proxy,
+                dns: Dns { resolv_conf: self.resolv_conf, port: self.dns_port },
             },
             log: Log { level: self.log_level, format: self.log_format },
             timings: self.timings,

@@ -178,6 +178,7 @@ fn sender(config: &Config, fence: Fence) -> client::Config {
         attempt_timeout: config.timings.send_timeout,
         retry_after_cap: config.timings.retry_after_max,
         held: Arc::new(move || fence.held()),
+        lookup: settings.dns.clone().lookup(),
         ..client::Config::default()
     }
 }

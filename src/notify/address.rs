@@ -1,16 +1,12 @@
 //! Which addresses a webhook may be at, checked when connecting: a name can resolve to anything at any time.
 
-use std::future::Future;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
-use std::pin::Pin;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
-use tokio::sync::Semaphore;
 
-use crate::runtime::BLOCKING_THREADS;
+use super::resolve::Names;
 
 /// An address that is refused, and by which rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -113,51 +109,25 @@ fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
     }
 }
 
-/// Resolves a name. Tests have their own.
-pub type Lookup =
-    Arc<dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>> + Send + Sync>;
-
-/// How many names are looked up at once. Nothing ends a lookup, so its thread may stay long after whoever asked has
-/// given up: names that nobody answers for must leave threads for those of Telegram and the apiserver.
-const LOOKUPS: usize = BLOCKING_THREADS / 2;
-
-/// The system's resolver.
-pub fn system_lookup() -> Lookup {
-    bounded(|name| Ok((name, 0).to_socket_addrs()?.collect()))
-}
-
-fn bounded(resolve: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static) -> Lookup {
-    let (resolve, places) = (Arc::new(resolve), Arc::new(Semaphore::new(LOOKUPS)));
-    Arc::new(move |name| {
-        let (resolve, places) = (Arc::clone(&resolve), Arc::clone(&places));
-        Box::pin(async move {
-            let place = places.acquire_owned().await.map_err(io::Error::other)?;
-            let looked_up = tokio::task::spawn_blocking(move || {
-                let _until_it_ends = place;
-                resolve(&name)
-            });
-            looked_up.await.map_err(io::Error::other)?
-        })
-    })
-}
-
 /// A resolver that gives only addresses that the rules allow, so that nothing else is ever connected to.
 #[derive(Clone)]
 pub struct Checked {
     /// The rules.
     pub rules: Arc<Rules>,
-    /// What resolves.
-    pub lookup: Lookup,
+    /// What looks names up.
+    pub names: Names,
 }
 
 impl Resolve for Checked {
     fn resolve(&self, name: Name) -> Resolving {
-        let Self { rules, lookup } = self.clone();
+        let rules = Arc::clone(&self.rules);
+        // Begun at once: here the task is that of the request.
+        let found = self.names.resolve(name.as_str());
         Box::pin(async move {
-            let addresses = lookup(name.as_str().to_owned()).await?;
+            let addresses = found.await?;
             let mut refused = None;
             let mut allowed = Vec::with_capacity(addresses.len());
-            for address in addresses {
+            for &address in &*addresses {
                 match rules.check(address.ip()) {
                     Ok(()) => allowed.push(address),
                     Err(refusal) => refused = Some(refusal),
@@ -175,13 +145,13 @@ impl Resolve for Checked {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use std::sync::{Barrier, Mutex};
-    use std::time::Duration;
+    use std::net::SocketAddr;
 
     use proptest::prelude::*;
     use rstest::rstest;
 
     use super::*;
+    use crate::notify::resolve::Lookup;
 
     const ALWAYS: [&str; 12] = [
         "169.254.169.254",
@@ -303,7 +273,7 @@ mod tests {
                 let addresses = addresses.clone();
                 Box::pin(async move { Ok(addresses) })
             });
-            let checked = Checked { rules: Arc::new(Rules::default()), lookup };
+            let checked = Checked { rules: Arc::new(Rules::default()), names: Names::new(lookup) };
             checked
                 .resolve("receiver.test".parse().unwrap())
                 .await
@@ -313,45 +283,6 @@ mod tests {
         assert_eq!(resolve(&["169.254.169.254", "10.0.0.1", "127.0.0.1"]).await, Ok(vec!["10.0.0.1".into()]));
         assert!(resolve(&["169.254.169.254"]).await.unwrap_err().contains("metadata"));
         assert_eq!(resolve(&[]).await, Ok(vec![]));
-    }
-
-    #[test]
-    fn names_that_nobody_answers_for_leave_threads_to_others() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .max_blocking_threads(BLOCKING_THREADS)
-            .enable_time()
-            .build()
-            .unwrap();
-        let (answer, silence) = std::sync::mpsc::channel::<()>();
-        let silence = Mutex::new(silence);
-        let (began, mut begun) = tokio::sync::mpsc::unbounded_channel();
-        let lookup = bounded(move |_| {
-            began.send(()).unwrap();
-            let _ = silence.lock().unwrap().recv();
-            Ok(vec![SocketAddr::from(([10, 0, 0, 1], 0))])
-        });
-        runtime.block_on(async {
-            let asked: Vec<_> = (0..BLOCKING_THREADS * 2).map(|_| tokio::spawn(lookup("hook.test".into()))).collect();
-            for _ in 0..LOOKUPS {
-                begun.recv().await.unwrap();
-            }
-            // They are given up; their threads stay.
-            asked.iter().for_each(tokio::task::JoinHandle::abort);
-            for asked in asked {
-                assert!(asked.await.unwrap_err().is_cancelled());
-            }
-            let free = BLOCKING_THREADS / 2;
-            let together = Arc::new(Barrier::new(free));
-            let others = (0..free).map(|_| {
-                let together = Arc::clone(&together);
-                tokio::task::spawn_blocking(move || together.wait())
-            });
-            let others = futures::future::join_all(others);
-            tokio::time::timeout(Duration::from_secs(20), others).await.expect("the other threads are free");
-            let next = tokio::spawn(lookup("hook.test".into()));
-            drop(answer);
-            assert_eq!(next.await.unwrap().unwrap().len(), 1);
-        });
     }
 
     proptest! {

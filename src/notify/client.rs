@@ -8,9 +8,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::address::{Checked, Lookup, Rules, system_lookup};
+use super::address::{Checked, Rules};
 use super::message::{self, Limit};
 use super::pace::{Limits, Pace};
+use super::resolve::{Dns, Lookup, Names, on_behalf_of};
 use super::telegram::{self, Chat};
 use super::webhook::event::Event;
 use super::webhook::{self, Hook, Tls};
@@ -41,7 +42,7 @@ pub struct Config {
     pub pace: Limits,
     /// The fence.
     pub held: Held,
-    /// Resolves the names of webhooks.
+    /// Looks up the names of webhooks.
     pub lookup: Lookup,
 }
 
@@ -58,7 +59,7 @@ impl Default for Config {
             retry_after_cap: timings.retry_after_max,
             pace: Limits::default(),
             held: Arc::new(|| true),
-            lookup: system_lookup(),
+            lookup: Dns::default().lookup(),
         }
     }
 }
@@ -69,7 +70,7 @@ pub struct Sender {
     telegram_api: reqwest::Url,
     proxy: Option<reqwest::Proxy>,
     rules: Arc<Rules>,
-    lookup: Lookup,
+    names: Names,
     held: Held,
     attempt_timeout: Duration,
     retry_after_cap: Duration,
@@ -108,7 +109,7 @@ impl Sender {
             telegram_api,
             proxy,
             rules: Arc::new(Rules { allow_loopback: config.allow_loopback, deny: config.deny_cidrs }),
-            lookup: config.lookup,
+            names: Names::new(config.lookup),
             held: config.held,
             attempt_timeout: config.attempt_timeout,
             retry_after_cap: config.retry_after_cap,
@@ -163,8 +164,9 @@ impl Sender {
             timeout: hook.timeout.unwrap_or(self.attempt_timeout),
             retry_after_cap: self.retry_after_cap,
             held: &held,
+            names: &self.names,
         };
-        call.send(hook, event).await.map_err(failed)
+        on_behalf_of(content.namespace(), call.send(hook, event)).await.map_err(failed)
     }
 
     fn check_held(&self) -> Result<(), Failure> {
@@ -179,7 +181,7 @@ impl Sender {
         if let Some(proxy) = &self.proxy {
             return builder.proxy(proxy.clone());
         }
-        builder.dns_resolver(Arc::new(Checked { rules: Arc::clone(&self.rules), lookup: Arc::clone(&self.lookup) }))
+        builder.dns_resolver(Arc::new(Checked { rules: Arc::clone(&self.rules), names: self.names.clone() }))
     }
 
     /// The client for this TLS material. It lives as long as a contact point that uses it.

@@ -21,6 +21,7 @@ pub(crate) mod fixtures;
 pub mod message;
 pub mod pace;
 pub mod queue;
+pub mod resolve;
 pub mod telegram;
 pub mod webhook;
 
@@ -101,6 +102,16 @@ pub enum Content<'a> {
     },
     /// As many of these entries as fit, in this order; more than one make a digest. Never empty.
     Entries(&'a [Item]),
+}
+
+impl Content<'_> {
+    /// Returns the namespace of the contact point, which is that of the entries.
+    pub fn namespace(&self) -> &str {
+        match self {
+            Self::Test { namespace, .. } => namespace,
+            Self::Entries(items) => items.first().map_or("", |item| &item.namespace),
+        }
+    }
 }
 
 /// A receiver took the request.

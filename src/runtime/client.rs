@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use http::header::USER_AGENT;
-use http::{HeaderValue, Method, Request, Response};
+use http::header::{RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
 use tokio::time::{Instant, timeout};
@@ -16,6 +16,7 @@ use tower::util::MapErrLayer;
 use tower::{BoxError, Layer, Service};
 use tracing::{Instrument as _, debug};
 
+use super::availability::{self, Availability};
 use super::cluster::Server;
 use super::leader::Fence;
 use super::metrics::Metrics;
@@ -64,13 +65,22 @@ pub fn is_not_leading(error: &kube::Error) -> bool {
 ///   repeated can meet its own `AlreadyExists`. Who asked backs off and computes anew instead.
 /// - An answer must begin within `api_timeout`, and a connection on which nothing is read for longer than
 ///   `watch_timeout` is given up, so a watch must ask the server for a `timeoutSeconds` of at most that.
+/// - `availability` is told how each request ended.
 ///
 /// # Errors
 /// When `config` cannot be used: bad certificates, an unsupported proxy.
-pub fn main(mut config: Config, fence: Fence, metrics: Metrics, timings: &Timings) -> kube::Result<Client> {
+pub fn main(
+    mut config: Config,
+    fence: Fence,
+    availability: Availability,
+    metrics: Metrics,
+    timings: &Timings,
+) -> kube::Result<Client> {
     config.read_timeout = Some(timings.watch_timeout + WATCH_MARGIN);
     let server = Server::of(&config.cluster_url);
-    build(config, &Gate { fence: Some(fence), metrics, timeout: timings.api_timeout, server })
+    let gate =
+        Gate { fence: Some(fence), availability: Some(availability), metrics, timeout: timings.api_timeout, server };
+    build(config, &gate)
 }
 
 /// The client for the lease itself, and for asking who may read the metrics, which a replica that stands by shows too: 5 s
@@ -80,7 +90,7 @@ pub fn main(mut config: Config, fence: Fence, metrics: Metrics, timings: &Timing
 /// As [`main`].
 pub fn unfenced(config: Config, metrics: Metrics) -> kube::Result<Client> {
     let server = Server::of(&config.cluster_url);
-    let gate = Gate { fence: None, metrics, timeout: UNFENCED_TIMEOUT, server };
+    let gate = Gate { fence: None, availability: None, metrics, timeout: UNFENCED_TIMEOUT, server };
     build(silent_for(config, UNFENCED_TIMEOUT), &gate)
 }
 
@@ -141,10 +151,16 @@ fn at_least_1_34(major: &str, minor: &str) -> bool {
     (number(major), number(minor)) >= (1, 34)
 }
 
+/// `Retry-After` as the apiserver writes it: in seconds.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    Some(availability::pause(headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?))
+}
+
 /// What each request passes: the fence, the count, the timeout.
 #[derive(Clone)]
 struct Gate {
     fence: Option<Fence>,
+    availability: Option<Availability>,
     metrics: Metrics,
     timeout: Duration,
     server: Server,
@@ -202,6 +218,11 @@ where
                 Err(_) => Err(Refused::Timeout(gate.timeout).into()),
             };
             let code = result.as_ref().ok().map(|response| response.status().as_u16());
+            // A write that the fence held back says nothing of the apiserver.
+            let held_back = fence.as_ref().is_some_and(|fence| !fence.held());
+            if let Some(availability) = gate.availability.as_ref().filter(|_| code.is_some() || !held_back) {
+                availability.answered(code, result.as_ref().ok().and_then(|response| retry_after(response.headers())));
+            }
             gate.metrics.api_request(gate.server.host(), method.as_str(), code);
             traces::answered(&asked, code);
             let error = result.as_ref().err().map(|error| causes(error.as_ref()));
@@ -232,6 +253,7 @@ mod tests {
     fn gate(fence: &Fence, metrics: &Metrics) -> Gate {
         Gate {
             fence: Some(fence.clone()),
+            availability: None,
             metrics: metrics.clone(),
             timeout: Duration::from_secs(30),
             server: Server::of(&"https://api".parse().unwrap()),
@@ -352,7 +374,8 @@ mod tests {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });
         let config = || Config::new(url.parse().unwrap());
-        let main = super::main(config(), Fence::open(), Metrics::new(), &Timings::default()).unwrap();
+        let main =
+            super::main(config(), Fence::open(), Availability::default(), Metrics::new(), &Timings::default()).unwrap();
         let unfenced = super::unfenced(config(), Metrics::new()).unwrap();
         for client in [main, unfenced, of_people(config()).unwrap()] {
             Api::<ConfigMap>::default_namespaced(client).get("x").await.unwrap_err();

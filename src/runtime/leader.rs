@@ -55,6 +55,18 @@ pub enum Outcome<T> {
     Stopped,
 }
 
+/// What one attempt to acquire or renew the lease came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attempt {
+    /// This candidate holds the lease.
+    Held,
+    /// The lease names another holder.
+    HeldByAnother,
+    /// The lease changed between the read and the write. Its holder may still be this candidate: a program may have edited
+    /// its metadata, or a request of this candidate may have arrived late.
+    Conflict,
+}
+
 /// A candidate for the lease.
 #[derive(Clone)]
 pub struct Election {
@@ -115,12 +127,13 @@ impl Election {
                 Err(_) => true,
             };
             match attempt {
-                Ok(Ok(true)) => {
+                Ok(Ok(Attempt::Held)) => {
                     fence.renewed(started, self.renew_deadline);
                     info!(lease = self.name, identity = self.identity, "holding the lease");
                     return Some((started, seen));
                 }
-                Ok(Ok(false)) => complaint.clear(),
+                // After a conflict another candidate was faster.
+                Ok(Ok(Attempt::HeldByAnother | Attempt::Conflict)) => complaint.clear(),
                 Ok(Err(error)) => complaint.say(causes(&error), "cannot ask for the lease"),
                 Err(_) => complaint.say("the apiserver does not answer".into(), "cannot ask for the lease"),
             }
@@ -140,7 +153,8 @@ impl Election {
         }
     }
 
-    /// Renews the lease until it is lost.
+    /// Renews the lease until it is lost: until it names another holder, or the renew deadline has passed. A conflict alone
+    /// is retried, as client-go does.
     async fn hold(&self, fence: &Fence, mut renewed: Instant, seen: &mut Option<Seen>) {
         let mut complaint = Complaint::default();
         loop {
@@ -153,12 +167,15 @@ impl Election {
                 return;
             }
             match timeout(left.min(self.renew_deadline / 2), self.try_hold(seen)).await {
-                Ok(Ok(true)) => {
+                Ok(Ok(Attempt::Held)) => {
                     fence.renewed(started, self.renew_deadline);
                     renewed = started;
                     complaint.clear();
                 }
-                Ok(Ok(false)) => {
+                Ok(Ok(Attempt::Conflict)) => {
+                    complaint.say("409 Conflict".into(), "lease changed during its renewal; will retry");
+                }
+                Ok(Ok(Attempt::HeldByAnother)) => {
                     let holder = seen.as_ref().and_then(|seen| holder(&seen.lease));
                     warn!(lease = self.name, holder, "another replica holds the lease: lost");
                     return;
@@ -169,15 +186,15 @@ impl Election {
         }
     }
 
-    /// Takes or renews the lease, once. False: another holds it.
-    async fn try_hold(&self, seen: &mut Option<Seen>) -> Result<bool, Error> {
+    /// Acquires or renews the lease, once.
+    async fn try_hold(&self, seen: &mut Option<Seen>) -> Result<Attempt, Error> {
         let _busy = self.watchdog.busy();
         // Who holds it writes over the version it knows, without reading first.
         if let Some(ours) = seen.as_ref().filter(|seen| self.is_ours(&seen.lease)) {
             match self.write(&ours.lease, self.next_spec(ours.lease.spec.as_ref())).await {
                 Ok(lease) => {
                     *seen = Some(Seen { lease, at: Instant::now() });
-                    return Ok(true);
+                    return Ok(Attempt::Held);
                 }
                 // Somebody else wrote, or our last write arrived without our hearing of it.
                 Err(Error::Api(status)) if status.code == 409 || status.code == 404 => *seen = None,
@@ -197,7 +214,7 @@ impl Election {
                 let current = seen.insert(Seen { lease, at });
                 if holder(&current.lease).is_some() && !self.is_ours(&current.lease) && now < self.end(current) {
                     debug!(lease = self.name, holder = holder(&current.lease), "another replica holds the lease");
-                    return Ok(false);
+                    return Ok(Attempt::HeldByAnother);
                 }
                 self.write(&current.lease, self.next_spec(current.lease.spec.as_ref())).await
             }
@@ -205,10 +222,9 @@ impl Election {
         match written {
             Ok(lease) => {
                 *seen = Some(Seen { lease, at: Instant::now() });
-                Ok(true)
+                Ok(Attempt::Held)
             }
-            // Another candidate was faster.
-            Err(Error::Api(status)) if status.code == 409 => Ok(false),
+            Err(Error::Api(status)) if status.code == 409 => Ok(Attempt::Conflict),
             Err(error) => Err(error),
         }
     }

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::warn;
 
+use super::availability::Availability;
 use super::backoff::Policy;
 use super::cache::{Cache, Touched};
 use super::events::Events;
@@ -62,6 +63,7 @@ pub struct Manager {
     pub draining: CancellationToken,
     /// What lasts as long as the process is guarded by these.
     pub tasks: Tasks,
+    availability: Availability,
     health: Health,
     identity: String,
     running: JoinSet<()>,
@@ -128,7 +130,9 @@ pub async fn run(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let fence = if config.leader_elect { Fence::shut() } else { Fence::open() };
-    let client = client::main(kubernetes.clone(), fence.clone(), metrics.clone(), &config.timings)?;
+    let availability = Availability::default();
+    let client =
+        client::main(kubernetes.clone(), fence.clone(), availability.clone(), metrics.clone(), &config.timings)?;
     let watches = how_to_watch(&config.timings);
     let others = tokio::select! {
         others = how_to_watch_others(&client, &watches, &config.timings) => others,
@@ -145,12 +149,15 @@ pub async fn run(
         under_way: TaskTracker::new(),
         fence,
         client,
+        availability,
         watches,
         others,
         metrics,
         health,
         config,
     };
+    let watch = manager.availability.clone().watch(manager.client.clone());
+    manager.spawn("the watch over the apiserver's availability", watch);
     for start in starts {
         start(&mut manager)?;
     }
@@ -227,7 +234,15 @@ impl Manager {
         }
         let limits = self.limits();
         let watchdog = self.watchdog(name);
-        let runner = Runner::new(name, reconciler, limits, &self.metrics, watchdog, self.under_way.clone());
+        let runner = Runner::new(
+            name,
+            reconciler,
+            limits,
+            &self.metrics,
+            self.availability.clone(),
+            watchdog,
+            self.under_way.clone(),
+        );
         let stood_by = self.config.leader_elect;
         let passes = async move {
             if stood_by {

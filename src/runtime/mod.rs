@@ -9,6 +9,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use sha2::{Digest, Sha256};
 
 pub mod apply;
+pub mod availability;
 pub mod backoff;
 pub mod cache;
 pub mod children;
@@ -39,7 +40,7 @@ pub mod watch_hub;
 pub mod watching;
 pub mod written;
 
-/// How many threads there are for what blocks: looking names up, above all.
+/// How many threads there are for what blocks: looking up the names of the apiserver, Telegram and AWS, above all.
 pub const BLOCKING_THREADS: usize = 16;
 
 /// Namespace and name of an object of ours. Cheap to clone: it is a key in many maps.

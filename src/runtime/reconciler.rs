@@ -5,19 +5,22 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
 use kube::core::Status;
 use kube::runtime::controller::{Action, Config as ApplierConfig, Error as ApplierError, ReconcileRequest, applier};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
+use rand::seq::SliceRandom as _;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, warn};
 
 use super::Key;
+use super::availability::{self, Availability};
 use super::backoff::{Backoffs, Policy};
 use super::health::Watchdog;
 use super::metrics::{ControllerMetrics, Metrics, Reconciled};
@@ -97,6 +100,27 @@ pub fn is_replaced(status: &Status) -> bool {
     status.code == 422 && causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
 
+/// Finds the apiserver's refusal among the causes of an error.
+fn refusal<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Status> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(kube::Error::Api(status)) = error.downcast_ref() {
+            return Some(status);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+/// The time over which objects are retried after an outage, however many there are: with the time until a probe notices the
+/// apiserver's return it stays well below 30 s.
+const SPREAD: Duration = Duration::from_secs(12);
+/// The longest time between two of them.
+const STEP: Duration = Duration::from_millis(50);
+/// How long after one return of the apiserver the next one is acted upon; from the first pause again once it has not returned
+/// for the longest.
+const RETURNS: Policy = Policy { min: Duration::from_secs(6), max: Duration::from_mins(5) };
+
 /// Generation and `requested-at` of an object: with another one the delays begin anew.
 type Requested = (Option<i64>, Option<String>);
 
@@ -156,8 +180,12 @@ pub struct Runner<R: Reconciler> {
     reconciler: Arc<R>,
     limits: Limits,
     metrics: ControllerMetrics,
+    availability: Availability,
     watchdog: Watchdog,
     running: TaskTracker,
+    /// The objects whose last reconcile failed for a transient reason, or during an outage, and until when the apiserver
+    /// asked that they wait.
+    transient: Mutex<HashMap<ObjectRef<R::Object>, Option<Instant>>>,
     failed: Backoffs<ObjectRef<R::Object>>,
     slow: Backoffs<ObjectRef<R::Object>>,
     waiting: Backoffs<ObjectRef<R::Object>>,
@@ -167,12 +195,13 @@ pub struct Runner<R: Reconciler> {
 
 impl<R: Reconciler> Runner<R> {
     /// `name` is what logs and metrics call the controller. Each pass is tracked by `running`; none begins once that is
-    /// closed.
+    /// closed. Objects that failed for a transient reason are retried when `availability` says that the apiserver is back.
     pub fn new(
         name: &'static str,
         reconciler: Arc<R>,
         limits: Limits,
         metrics: &Metrics,
+        availability: Availability,
         watchdog: Watchdog,
         running: TaskTracker,
     ) -> Self {
@@ -181,8 +210,10 @@ impl<R: Reconciler> Runner<R> {
             reconciler,
             limits,
             metrics: metrics.controller(name, limits.concurrency.into()),
+            availability,
             watchdog,
             running,
+            transient: Mutex::default(),
             failed: Backoffs::new(limits.failed),
             slow: Backoffs::new(limits.slow),
             waiting: Backoffs::new(limits.waiting),
@@ -197,7 +228,7 @@ impl<R: Reconciler> Runner<R> {
 
     /// Passes over every object of the store, then over each that is woken, until it is dropped.
     pub async fn run(self, store: Store<R::Object>, trigger: Trigger<R::Object>) {
-        let woken = trigger.open();
+        let (woken, retries) = (trigger.open(), trigger);
         let all: Vec<ReconcileRequest<R::Object>> =
             store.state().iter().map(|object| ObjectRef::from_obj(object.as_ref()).into()).collect();
         let woken = futures::stream::unfold(woken, |mut woken| async { woken.recv().await.map(|next| (next, woken)) });
@@ -211,16 +242,50 @@ impl<R: Reconciler> Runner<R> {
             queue,
             ApplierConfig::default().concurrency(runner.limits.concurrency),
         );
-        passes
-            .for_each(|pass| {
-                if let Err(ApplierError::ObjectNotFound(gone)) = pass {
-                    let key = Key::new(gone.namespace.as_deref().unwrap_or_default(), &gone.name);
-                    runner.forget(&ObjectRef::new(&key.name).within(&key.namespace));
-                    runner.reconciler.gone(&key);
+        let passes = passes.for_each(|pass| {
+            if let Err(ApplierError::ObjectNotFound(gone)) = pass {
+                let key = Key::new(gone.namespace.as_deref().unwrap_or_default(), &gone.name);
+                runner.forget(&ObjectRef::new(&key.name).within(&key.namespace));
+                runner.reconciler.gone(&key);
+            }
+            std::future::ready(())
+        });
+        tokio::select! {
+            () = passes => {}
+            () = runner.retry_after_outages(&retries) => {}
+        }
+    }
+
+    /// After each outage of the apiserver retries the objects that failed for a transient reason, one by one in random
+    /// order, with the first delay of their backoff next. Never ends.
+    async fn retry_after_outages(&self, trigger: &Trigger<R::Object>) {
+        let mut returns = self.availability.returns();
+        let (mut next, mut pauses) = (Instant::now(), RETURNS.series());
+        // The sender is gone only while the process ends.
+        while returns.changed().await.is_ok() {
+            // An apiserver that returns again and again must not do away with the backoff.
+            if next.elapsed() > RETURNS.max {
+                pauses = RETURNS.series();
+            }
+            sleep_until(next).await;
+            let began = Instant::now();
+            let mut keys: Vec<_> = self.transient().keys().cloned().collect();
+            keys.shuffle(&mut rand::rng());
+            let step = (SPREAD / u32::try_from(keys.len()).unwrap_or(u32::MAX).max(1)).min(STEP);
+            for (turn, key) in (0..).zip(keys) {
+                sleep_until(began + step * turn + step.mul_f64(rand::random_range(0.0..1.0))).await;
+                // Another trigger may have been faster.
+                if self.transient().contains_key(&key) {
+                    self.reset(&key);
+                    trigger.wake(&Key::new(key.namespace.as_deref().unwrap_or_default(), &key.name));
                 }
-                std::future::ready(())
-            })
-            .await;
+            }
+            next = Instant::now() + pauses.next_delay();
+        }
+    }
+
+    fn transient(&self) -> MutexGuard<'_, HashMap<ObjectRef<R::Object>, Option<Instant>>> {
+        self.transient.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next delay of each kind is the first one again.
@@ -232,6 +297,7 @@ impl<R: Reconciler> Runner<R> {
 
     fn forget(&self, key: &ObjectRef<R::Object>) {
         self.reset(key);
+        self.transient().remove(key);
         self.requested.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
@@ -248,6 +314,12 @@ impl<R: Reconciler> Runner<R> {
             return Action::await_change();
         }
         let key = ObjectRef::from_obj(object.as_ref());
+        // Whatever woke it: the apiserver asked that it wait.
+        let until = self.transient().get(&key).copied().flatten();
+        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        if !left.is_zero() {
+            return Action::requeue(left);
+        }
         if self.requested(&key, &object) {
             self.reset(&key);
         }
@@ -257,13 +329,20 @@ impl<R: Reconciler> Runner<R> {
     }
 
     async fn guarded(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Action {
-        let began = Instant::now();
+        let (began, returns) = (Instant::now(), self.availability.returned());
+        let paused = self.availability.paused_until();
+        self.transient().remove(key);
         let _active = self.metrics.started();
         let _busy = self.watchdog.busy();
         let pass = AssertUnwindSafe(self.reconciler.reconcile(object)).catch_unwind();
-        let (result, action) = match tokio::time::timeout(self.limits.timeout, pass).await {
+        let ended = timeout(self.limits.timeout, pass).await;
+        if self.availability.returned() != returns {
+            // If it failed, then for an outage that is over.
+            self.failed.reset(key);
+        }
+        let (result, action) = match ended {
             Ok(Ok(Ok(outcome))) => self.well(key, outcome),
-            Ok(Ok(Err(failure))) => self.failed(key, &failure),
+            Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
             Ok(Err(panic)) => {
                 error!(panic = tasks::words(&*panic), "the pass panicked");
                 self.metrics.panicked();
@@ -271,6 +350,7 @@ impl<R: Reconciler> Runner<R> {
             }
             Err(_) => {
                 warn!(limit = ?self.limits.timeout, "the pass took too long and was dropped");
+                self.transient().insert(key.clone(), None);
                 (Reconciled::Error, Action::requeue(self.failed.next_delay(key)))
             }
         };
@@ -304,22 +384,43 @@ impl<R: Reconciler> Runner<R> {
         Action::requeue(self.reconciler.resync(self.limits.resync).mul_f64(rand::random_range(1.0..1.2)))
     }
 
-    fn failed(&self, key: &ObjectRef<R::Object>, failure: &R::Error) -> (Reconciled, Action) {
+    /// Returns until when the apiserver asked that this object wait, if there was a 429 in its reconcile. A later failure, such
+    /// as a conflict, may hide it: so any new pause counts. `paused` is the one from before.
+    fn asked_to_wait(&self, error: &(dyn std::error::Error + 'static), paused: Option<Instant>) -> Option<Instant> {
+        let now_paused = self.availability.paused_until();
+        let new = now_paused.filter(|_| now_paused != paused);
+        let Some(said) = refusal(error).filter(|status| status.code == 429) else { return new };
+        let seconds = said.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+        match seconds {
+            // Priority and fairness answers in plain text: only the header says how long.
+            0 => now_paused,
+            seconds => new.max(Some(Instant::now() + availability::pause(seconds))),
+        }
+    }
+
+    fn failed(&self, key: &ObjectRef<R::Object>, failure: &R::Error, paused: Option<Instant>) -> (Reconciled, Action) {
         let error = failure as &dyn std::error::Error;
-        match failure.class() {
+        let class = failure.class();
+        let until = self.asked_to_wait(error, paused);
+        let transient = class == Class::Transient || (class != Class::Conflict && self.availability.is_out());
+        if transient || until.is_some() {
+            self.transient().insert(key.clone(), until);
+        }
+        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        match class {
             Class::Terminal => {
                 warn!(error, "the pass failed; it is tried again when the object changes");
                 (Reconciled::Error, self.resync())
             }
             class @ (Class::Transient | Class::Slow) => {
                 let backoffs = if class == Class::Slow { &self.slow } else { &self.failed };
-                let delay = backoffs.next_delay(key);
+                let delay = backoffs.next_delay(key).max(left);
                 warn!(error, ?delay, "the pass failed; it is tried again");
                 (Reconciled::Error, Action::requeue(delay))
             }
             Class::Conflict => {
                 debug!(error, "something came in between; the pass is done again");
-                (Reconciled::Requeue, Action::requeue(self.failed.next_delay(key)))
+                (Reconciled::Requeue, Action::requeue(self.failed.next_delay(key).max(left)))
             }
         }
     }
@@ -330,10 +431,13 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::runtime::watcher::Event;
     use rstest::rstest;
     use serde_json::json;
+    use tokio::time::sleep;
 
     use super::*;
+    use crate::runtime::cache::Cache;
     use crate::runtime::client::Refused;
     use crate::runtime::health::Health;
 
@@ -354,14 +458,29 @@ mod tests {
         assert_eq!(error.class(), class);
     }
 
-    struct Idle;
+    /// Each reconcile fails with this status, or succeeds without one; when each began is noted.
+    #[derive(Default)]
+    struct Failing {
+        status: Mutex<Option<serde_json::Value>>,
+        began: Mutex<Vec<Instant>>,
+    }
 
-    impl Reconciler for Idle {
+    impl Failing {
+        fn count(&self) -> usize {
+            self.began.lock().unwrap().len()
+        }
+    }
+
+    impl Reconciler for Failing {
         type Object = ConfigMap;
         type Error = kube::Error;
 
         async fn reconcile(&self, _: Arc<ConfigMap>) -> Result<Outcome, kube::Error> {
-            Ok(Outcome::Done)
+            self.began.lock().unwrap().push(Instant::now());
+            match &*self.status.lock().unwrap() {
+                Some(status) => Err(kube::Error::Api(Box::new(serde_json::from_value(status.clone()).unwrap()))),
+                None => Ok(Outcome::Done),
+            }
         }
 
         fn gone(&self, _: &Key) {}
@@ -380,7 +499,15 @@ mod tests {
             resync: policy.max,
         };
         let watchdog = Health::new().watchdog("idle", policy.max);
-        let runner = Runner::new("idle", Arc::new(Idle), limits, &Metrics::new(), watchdog, TaskTracker::new());
+        let runner = Runner::new(
+            "idle",
+            Arc::new(Failing::default()),
+            limits,
+            &Metrics::new(),
+            Availability::default(),
+            watchdog,
+            TaskTracker::new(),
+        );
         let key = ObjectRef::new("x").within("a");
         for least in [1, 2, 4] {
             for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
@@ -392,5 +519,127 @@ mod tests {
         for backoffs in [&runner.failed, &runner.slow, &runner.waiting] {
             assert!(backoffs.next_delay(&key) <= Duration::from_secs(2));
         }
+    }
+
+    fn unavailable() -> serde_json::Value {
+        json!({ "status": "Failure", "message": "", "reason": "ServiceUnavailable", "code": 503 })
+    }
+
+    /// Runs a controller of so many objects whose failures are retried after an hour.
+    fn run(
+        objects: usize,
+        status: serde_json::Value,
+        availability: &Availability,
+    ) -> (Arc<Failing>, Trigger<ConfigMap>) {
+        let mut cache = Cache::new(vec![None]);
+        cache.apply(0, Event::Init);
+        for number in 0..objects {
+            let mut object = ConfigMap::default();
+            (object.metadata.name, object.metadata.namespace) = (Some(format!("o-{number}")), Some("n".into()));
+            cache.apply(0, Event::InitApply(object));
+        }
+        cache.apply(0, Event::InitDone);
+        let (hour, metrics) = (Duration::from_hours(1), Metrics::new());
+        let policy = Policy { min: hour, max: hour };
+        let limits =
+            Limits { concurrency: 16, timeout: hour, failed: policy, slow: policy, waiting: policy, resync: hour * 24 };
+        let reconciler = Arc::new(Failing { status: Mutex::new(Some(status)), ..Failing::default() });
+        let watchdog = Health::new().watchdog("test", hour);
+        let availability = availability.clone();
+        let runner =
+            Runner::new("test", reconciler.clone(), limits, &metrics, availability, watchdog, TaskTracker::new());
+        let trigger = Trigger::default();
+        let store = cache.store();
+        let woken = trigger.clone();
+        tokio::spawn(async move {
+            // The store lasts as long as what writes it.
+            let _cache = cache;
+            runner.run(store, woken).await;
+        });
+        (reconciler, trigger)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_objects_are_retried_spread_after_an_outage() {
+        const OBJECTS: usize = 3000;
+        let availability = Availability::default();
+        let (failing, _trigger) = run(OBJECTS, unavailable(), &availability);
+        sleep(Duration::from_mins(10)).await;
+        assert_eq!(failing.count(), OBJECTS);
+        *failing.status.lock().unwrap() = None;
+        let back = Instant::now();
+        availability.come_back();
+        sleep(Duration::from_mins(10)).await;
+        let began: Vec<_> = failing.began.lock().unwrap()[OBJECTS..].iter().map(|at| *at - back).collect();
+        assert_eq!(began.len(), OBJECTS, "each once");
+        assert!(began.iter().all(|at| *at <= SPREAD + Duration::from_secs(1)), "{:?}", began.last());
+        for second in 0..SPREAD.as_secs() {
+            let within = began.iter().filter(|at| at.as_secs() == second).count();
+            assert!(within <= OBJECTS / 6, "{within} in second {second}");
+        }
+        availability.come_back();
+        sleep(Duration::from_mins(10)).await;
+        assert_eq!(failing.count(), 2 * OBJECTS, "none that succeeded is retried");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn apiserver_that_flaps_does_not_defeat_the_backoff() {
+        let availability = Availability::default();
+        let (failing, _trigger) = run(1, unavailable(), &availability);
+        for _ in 0..3600 / 5 {
+            sleep(Duration::from_secs(5)).await;
+            availability.come_back();
+        }
+        let count = failing.count();
+        assert!((10..40).contains(&count), "{count} reconciles in an hour");
+        let began = failing.began.lock().unwrap().clone();
+        let last = began.windows(2).map(|pair| pair[1] - pair[0]).next_back().unwrap();
+        assert!(last > Duration::from_mins(2), "the pauses grow: {last:?}");
+    }
+
+    #[rstest]
+    #[case::in_the_body(Some(20), None)]
+    #[case::in_the_header_alone(None, Some(20))]
+    #[tokio::test(start_paused = true)]
+    async fn retry_after_is_kept_whatever_wakes_the_object(#[case] body: Option<u32>, #[case] header: Option<u64>) {
+        let availability = Availability::default();
+        availability.answered(Some(429), header.map(Duration::from_secs));
+        let mut status = json!({ "status": "Failure", "message": "", "reason": "TooManyRequests", "code": 429 });
+        if let Some(seconds) = body {
+            status["details"] = json!({ "retryAfterSeconds": seconds });
+        }
+        let (failing, trigger) = run(1, status, &availability);
+        for _ in 0..15 {
+            sleep(Duration::from_secs(1)).await;
+            trigger.wake(&Key::new("n", "o-0"));
+            availability.come_back();
+        }
+        assert_eq!(failing.count(), 1);
+        sleep(Duration::from_secs(10)).await;
+        assert!(failing.count() > 1, "what woke it is not forgotten");
+    }
+
+    /// The pause began in the reconcile, whose error is of what failed last.
+    #[test]
+    fn retry_after_that_a_later_conflict_hides_is_kept() {
+        let availability = Availability::default();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (hour, metrics) = (Duration::from_hours(1), Metrics::new());
+            let policy = Policy { min: Duration::from_secs(1), max: hour };
+            let limits =
+                Limits { concurrency: 1, timeout: hour, failed: policy, slow: policy, waiting: policy, resync: hour };
+            let watchdog = Health::new().watchdog("test", hour);
+            let reconciler = Arc::new(Failing::default());
+            let tracker = TaskTracker::new();
+            let runner = Runner::new("test", reconciler, limits, &metrics, availability.clone(), watchdog, tracker);
+            let key = ObjectRef::new("x").within("n");
+            availability.answered(Some(429), Some(Duration::from_secs(20)));
+            let (_, action) = runner.failed(&key, &api(409, ""), None);
+            assert_eq!(action, Action::requeue(Duration::from_secs(20)));
+            let before = availability.paused_until();
+            let (_, action) = runner.failed(&key, &api(409, ""), before);
+            assert_ne!(action, Action::requeue(Duration::from_secs(20)), "the pause was another object's");
+        });
     }
 }

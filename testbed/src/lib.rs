@@ -3,6 +3,7 @@
 pub mod aws;
 pub mod bot_api;
 pub mod control_plane;
+pub mod dns;
 mod journal;
 pub mod kubelet;
 mod orders;

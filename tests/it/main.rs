@@ -12,6 +12,7 @@ mod copies;
 mod crds;
 mod delivery;
 mod demo;
+mod dns;
 mod docs;
 mod faults;
 mod field_paths;

@@ -12,6 +12,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::answer::{self, Secrets};
 use super::message::template::Body;
+use super::resolve::Names;
 use super::{Failure, Refusal, Sent};
 use crate::api::contact_point::is_reserved;
 
@@ -171,6 +172,7 @@ pub(super) struct Call<'a> {
     pub(super) timeout: Duration,
     pub(super) retry_after_cap: Duration,
     pub(super) held: &'a (dyn Fn() -> Result<(), Failure> + Sync),
+    pub(super) names: &'a Names,
 }
 
 impl Call<'_> {
@@ -185,7 +187,11 @@ impl Call<'_> {
         }
         let request = self.client.post(hook.url.clone()).headers(headers).timeout(self.timeout).body(event.body);
         (self.held)()?;
-        let mut response = request.send().await.map_err(|error| secrets.failure(error, self.timeout))?;
+        let mut response = request.send().await.map_err(|error| {
+            // The endpoint may have moved.
+            self.names.forget(hook.url.host_str().unwrap_or_default());
+            secrets.failure(error, self.timeout)
+        })?;
         let status = response.status().as_u16();
         let after = answer::retry_after(&response, Timestamp::now()).map(|after| after.min(self.retry_after_cap));
         let body = if (200..300).contains(&status) {

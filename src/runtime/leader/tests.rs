@@ -29,6 +29,8 @@ struct State {
     loses_answer: bool,
     /// Requests fail.
     fails: bool,
+    /// Somebody edits the metadata of the lease right before so many of the next writes, each of which then meets 409.
+    edits: u32,
 }
 
 impl Server {
@@ -81,6 +83,12 @@ impl Server {
             (Method::POST, None) => serde_json::from_slice::<Lease>(&body)?,
             (Method::PUT, Some(old)) => {
                 let new = serde_json::from_slice::<Lease>(&body)?;
+                let old = if state.edits > 0 {
+                    state.edits -= 1;
+                    state.store(old)
+                } else {
+                    old
+                };
                 if new.metadata.resource_version != old.metadata.resource_version {
                     return status(StatusCode::CONFLICT);
                 }
@@ -288,6 +296,34 @@ async fn a_short_fault_is_survived() {
     assert!(one.fence.held() && !one.task.is_finished());
     assert_eq!(server.spec().lease_transitions, Some(0));
     one.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
+    let server = Server::default();
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    let two = start(&server, "two");
+    // Its own write is applied and the answer lost; then each of five writes meets an edit.
+    server.state().loses_answer = true;
+    server.state().edits = 5;
+    until(|| server.state().edits == 0).await;
+    sleep(Duration::from_secs(20)).await;
+    assert!(one.fence.held() && !one.task.is_finished() && !two.fence.held());
+    assert_eq!(server.spec().lease_transitions, Some(0));
+    one.task.abort();
+    two.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_stops_at_the_deadline_when_every_renewal_conflicts() {
+    let server = Server::default();
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    server.state().edits = u32::MAX;
+    let took = until(|| !one.fence.held()).await;
+    assert!(took > Duration::from_secs(5) && took <= Duration::from_millis(6_020), "{took:?}");
+    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
 }
 
 #[tokio::test(start_paused = true)]

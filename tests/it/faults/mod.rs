@@ -21,6 +21,7 @@ mod flood;
 mod hanging;
 mod kills;
 mod ledger;
+mod outages;
 mod replicas;
 mod rest;
 mod silence;

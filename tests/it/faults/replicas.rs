@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use http::StatusCode;
 use http::header::RETRY_AFTER;
-use testbed::proxy::{Match, Verb};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
+use testbed::proxy::{Fault, Lost, Match, Point, Then, Times, Verb};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
@@ -268,6 +271,53 @@ async fn a_standby_sees_what_happens_while_nobody_leads() {
     leads(&standby).await;
     // Between one leader's last pass and the next one's first there is one entry for the net change.
     bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("3"))]).await;
+}
+
+/// A renewal is applied and its answer lost, and then the lease changes between the leader's reads and its writes: each of
+/// these meets 409, and the lease still names the leader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
+    const EDITS: u64 = 6;
+    const LEASE: &str = "edited";
+    let bed = Bed::shared("edited").await;
+    let (proxy, file) = bed.through_proxy().await;
+    // Long enough that no pause of a slow machine ends it.
+    let times = ["--lease-duration=100s", "--lease-renew-deadline=90s", "--leader-elect"];
+    let settings = times.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
+    let mut leader = Operator::start(&bed, settings.flag(&format!("--leader-election-id={LEASE}"))).await;
+    let leading = format!("leader_election_master_status{{name=\"{LEASE}\"}} 1");
+    until("it leads", SOON, async || Ok(leader.metrics().await.contains(&leading).then_some(()))).await.unwrap();
+    let api: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let spec = async || api.get(LEASE).await.unwrap().spec.unwrap();
+    let before = spec().await;
+
+    let renewals = Match::verb(Verb::Update).resource("leases").name(LEASE);
+    let lost = proxy.inject(renewals.clone(), Times::First(1), Fault::LoseAnswer(Lost::Cut));
+    lost.wait_for_hits(1, SOON).await.unwrap();
+    let edit = {
+        let api = api.clone();
+        move |_| {
+            let api = api.clone();
+            async move {
+                let note = json!({ "metadata": { "annotations": { "edited": uuid::Uuid::new_v4().to_string() } } });
+                api.patch(LEASE, &PatchParams::default(), &Patch::Merge(&note)).await.unwrap();
+                Then::GoOn
+            }
+        }
+    };
+    let edits = proxy.inject(renewals, Times::First(EDITS), Fault::hook(Point::Before, edit));
+    edits.wait_for_hits(EDITS, SOON).await.unwrap();
+    let last = spec().await;
+    until("the lease is renewed after the last edit", SOON, async || {
+        leader.child().check_running()?;
+        Ok((spec().await.renew_time > last.renew_time).then_some(()))
+    })
+    .await
+    .unwrap();
+    let after = spec().await;
+    assert_eq!(after.holder_identity, before.holder_identity);
+    assert_eq!(after.lease_transitions, before.lease_transitions);
+    assert!(leader.metrics().await.contains(&leading));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

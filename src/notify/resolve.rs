@@ -1,0 +1,265 @@
+//! Looks up the names of webhooks: one lookup per name at a time, and no more than a few for each namespace, so that names
+//! which nobody answers for delay their own tenant alone.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use futures::future::{BoxFuture, Shared};
+use hickory_resolver::config::{NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts, ServerOrderingStrategy};
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::net::{DnsError, NetError};
+use hickory_resolver::proto::op::Query;
+use hickory_resolver::proto::rr::{Name, RecordType};
+use hickory_resolver::system_conf::parse_resolv_conf;
+use hickory_resolver::{Hosts, Resolver};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
+
+/// Looks up the addresses of a name. Tests have their own.
+pub type Lookup =
+    Arc<dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>> + Send + Sync>;
+
+/// How long one lookup may take, with all queries for all names that the search list makes of it.
+const LIMIT: Duration = Duration::from_secs(3);
+/// How long a query is waited for before it is repeated.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often it is repeated. A server that answers for one address family alone must not use up the limit.
+const REPEATS: usize = 1;
+/// How long addresses are kept, unless a connection fails before.
+const KEPT: Duration = Duration::from_secs(5);
+/// How many lookups of one namespace run at once.
+const PER_NAMESPACE: usize = 2;
+/// How many addresses of a name are kept.
+const ADDRESSES: usize = 32;
+
+/// Where names are looked up: the settings of a resolver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dns {
+    /// The file that names the servers, usually `/etc/resolv.conf`.
+    pub resolv_conf: PathBuf,
+    /// The port of the servers, usually 53.
+    pub port: u16,
+}
+
+impl Default for Dns {
+    fn default() -> Self {
+        Self { resolv_conf: "/etc/resolv.conf".into(), port: 53 }
+    }
+}
+
+impl Dns {
+    /// Returns a lookup in `/etc/hosts`, then in DNS. It reads both files each time, so that their changes count at once.
+    pub fn lookup(self) -> Lookup {
+        let dns = Arc::new(self);
+        Arc::new(move |name| {
+            let dns = Arc::clone(&dns);
+            Box::pin(async move {
+                let found = match in_hosts(&read(Path::new("/etc/hosts")).await?, &name) {
+                    found if found.is_empty() => dns.query(&name).await?,
+                    found => found,
+                };
+                Ok(found.into_iter().map(|address| SocketAddr::new(address, 0)).collect())
+            })
+        })
+    }
+
+    async fn query(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+        let (config, options) = self.settings(&read(&self.resolv_conf).await?)?;
+        let resolver = Resolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(options);
+        let found = resolver.build().map_err(io::Error::other)?.lookup_ip(name).await;
+        Ok(found.map_err(|error| io::Error::other(message(&error)))?.iter().collect())
+    }
+
+    /// What `resolv.conf` says, but for the times.
+    fn settings(&self, resolv_conf: &[u8]) -> io::Result<(ResolverConfig, ResolverOpts)> {
+        // As resolv.conf(5) has it: without a nameserver, the one of this machine is asked.
+        let unnamed = !String::from_utf8_lossy(resolv_conf).lines().any(|line| line.trim().starts_with("nameserver"));
+        let local: &[u8] = if unnamed { b"\nnameserver 127.0.0.1\n" } else { b"" };
+        let (mut config, read) = parse_resolv_conf([resolv_conf, local].concat())
+            .map_err(|error| io::Error::other(format!("cannot use {}: {error}", self.resolv_conf.display())))?;
+        if !config.search.is_empty() {
+            // It is the host's own, for where there is no search list.
+            config.domain = None;
+        }
+        for connection in
+            config.name_servers.iter_mut().flat_map(|server: &mut NameServerConfig| &mut server.connections)
+        {
+            connection.port = self.port;
+        }
+        let mut options = ResolverOpts::default();
+        options.ndots = read.ndots;
+        options.edns0 = read.edns0;
+        options.timeout = QUERY_TIMEOUT;
+        options.attempts = REPEATS;
+        options.cache_size = 0;
+        options.use_hosts_file = ResolveHosts::Never;
+        options.server_ordering_strategy = ServerOrderingStrategy::UserProvidedOrder;
+        options.os_port_selection = true;
+        Ok((config, options))
+    }
+}
+
+/// Reads a file. One that is missing is empty.
+async fn read(file: &Path) -> io::Result<Vec<u8>> {
+    match tokio::fs::read(file).await {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(io::Error::new(error.kind(), format!("cannot read {}: {error}", file.display()))),
+        read => read,
+    }
+}
+
+/// Returns the addresses of `name` in `/etc/hosts`, which wins over every name that a search list makes.
+fn in_hosts(file: &[u8], name: &str) -> Vec<IpAddr> {
+    let mut hosts = Hosts::default();
+    let Ok(name) = Name::from_str_relaxed(name.to_lowercase()) else { return Vec::new() };
+    if hosts.read_hosts_conf(file).is_err() {
+        return Vec::new();
+    }
+    let of = |kind| hosts.lookup_static_host(&Query::query(name.clone(), kind));
+    let found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of);
+    found
+        .flat_map(|found| found.answers().iter().filter_map(|record| record.data.ip_addr()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Says what went wrong, without the name: it may be a secret.
+fn message(error: &NetError) -> String {
+    match error {
+        NetError::Dns(DnsError::NoRecordsFound(_)) => "DNS has no address of this name".into(),
+        NetError::Timeout => "no answer from DNS".into(),
+        error => format!("cannot look up the name: {error}"),
+    }
+}
+
+/// What a lookup came to; an error is told to all who wait for it.
+type Found = Result<Arc<[SocketAddr]>, Arc<str>>;
+
+/// The names that are looked up, and those that were a moment ago. Clones are the same.
+#[derive(Clone)]
+pub struct Names(Arc<Inner>);
+
+struct Inner {
+    lookup: Lookup,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    known: HashMap<String, (Instant, Arc<[SocketAddr]>)>,
+    running: HashMap<String, Shared<BoxFuture<'static, Found>>>,
+    namespaces: HashMap<Arc<str>, Weak<Semaphore>>,
+}
+
+tokio::task_local! {
+    /// The namespace of the contact point whose request runs in this task.
+    static NAMESPACE: Arc<str>;
+}
+
+/// Runs `request` on behalf of a contact point of `namespace`: HTTP clients are shared and look names up only when they
+/// connect, which they do in the task of the request.
+pub async fn on_behalf_of<F: Future>(namespace: &str, request: F) -> F::Output {
+    NAMESPACE.scope(namespace.into(), request).await
+}
+
+impl Names {
+    /// Knows no name yet.
+    pub fn new(lookup: Lookup) -> Self {
+        Self(Arc::new(Inner { lookup, state: Mutex::default() }))
+    }
+
+    /// Returns the addresses of `name`, looked up on behalf of the task's namespace.
+    pub fn resolve(&self, name: &str) -> impl Future<Output = io::Result<Arc<[SocketAddr]>>> + Send + use<> {
+        let namespace = NAMESPACE.try_with(Arc::clone).unwrap_or_default();
+        let (names, name) = (self.clone(), name.to_owned());
+        async move {
+            let known = names.state().known_or_running(&name);
+            let found = if let Some(found) = known {
+                found.await
+            } else {
+                let place = names.place(&namespace).await.map_err(io::Error::other)?;
+                names.join_or_begin(name, place).await
+            };
+            found.map_err(|words| io::Error::other(&*words))
+        }
+    }
+
+    /// Forgets the addresses of `name`: none of them could be reached.
+    pub fn forget(&self, name: &str) {
+        self.state().known.remove(name);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn place(&self, namespace: &Arc<str>) -> Result<OwnedSemaphorePermit, AcquireError> {
+        let places = {
+            let mut state = self.state();
+            state.namespaces.retain(|_, places| places.strong_count() > 0);
+            let known = state.namespaces.get(namespace).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let places = Arc::new(Semaphore::new(PER_NAMESPACE));
+                state.namespaces.insert(Arc::clone(namespace), Arc::downgrade(&places));
+                places
+            })
+        };
+        places.acquire_owned().await
+    }
+
+    /// Joins the lookup of `name`, or begins one that keeps `place` until its end, also if nobody waits for it any more.
+    fn join_or_begin(&self, name: String, place: OwnedSemaphorePermit) -> Shared<BoxFuture<'static, Found>> {
+        let mut state = self.state();
+        if let Some(found) = state.known_or_running(&name) {
+            return found;
+        }
+        let (names, asked) = (self.clone(), name.clone());
+        let lookup = tokio::spawn(async move {
+            let _place = place;
+            let found = match timeout(LIMIT, (names.0.lookup)(asked.clone())).await {
+                Ok(Ok(found)) => Ok(found.into_iter().take(ADDRESSES).collect()),
+                Ok(Err(error)) => Err(error.to_string().into()),
+                Err(_) => Err(format!("no answer from DNS within {} s", LIMIT.as_secs()).into()),
+            };
+            names.state().ended(&asked, &found);
+            found
+        });
+        let (names, asked) = (self.clone(), name.clone());
+        let found = async move {
+            // A lookup that panicked must not be joined again.
+            lookup.await.unwrap_or_else(|error| {
+                names.state().running.remove(&asked);
+                Err(error.to_string().into())
+            })
+        };
+        let found = found.boxed().shared();
+        state.running.insert(name, found.clone());
+        found
+    }
+}
+
+impl State {
+    fn known_or_running(&self, name: &str) -> Option<Shared<BoxFuture<'static, Found>>> {
+        let known = self.known.get(name).filter(|(at, _)| at.elapsed() < KEPT);
+        match known {
+            Some((_, addresses)) => Some(std::future::ready(Ok(Arc::clone(addresses))).boxed().shared()),
+            None => self.running.get(name).cloned(),
+        }
+    }
+
+    fn ended(&mut self, name: &str, found: &Found) {
+        self.running.remove(name);
+        self.known.retain(|_, (at, _)| at.elapsed() < KEPT);
+        if let Ok(addresses) = found {
+            self.known.insert(name.to_owned(), (Instant::now(), Arc::clone(addresses)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Whether the apiserver answers. Requests that fail raise the suspicion of an outage; small requests confirm it and find
+//! its end, so that failed reconciles need not wait out a backoff that grew while nothing could succeed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use kube::Client;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{info, warn};
+
+/// How often an apiserver that does not answer is asked, at most; at least half as often.
+const PROBE_PERIOD: Duration = Duration::from_secs(3);
+/// How long it may take to answer a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+/// `/readyz` includes etcd, but is exempt from priority and fairness; `/version` is not.
+const PROBES: [&str; 2] = ["/readyz", "/version"];
+
+/// The longest pause that the apiserver is granted, whatever it asks for.
+const LONGEST_PAUSE: Duration = Duration::from_hours(1);
+
+/// Returns the pause that a `Retry-After` of so many seconds asks for.
+pub fn pause(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into()).min(LONGEST_PAUSE)
+}
+
+/// What requests tell of the apiserver. Clones are the same.
+#[derive(Clone, Default)]
+pub struct Availability(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    suspected: Notify,
+    /// An outage is confirmed, and not over.
+    out: AtomicBool,
+    /// How many outages have ended.
+    returns: watch::Sender<u64>,
+    /// Until when the apiserver asked to be left alone.
+    paused: Mutex<Option<Instant>>,
+}
+
+impl Availability {
+    /// Records how a request ended: with the status `code`, or without an answer, and with which `Retry-After`.
+    pub(super) fn answered(&self, code: Option<u16>, retry_after: Option<Duration>) {
+        if let (Some(429), Some(retry_after)) = (code, retry_after) {
+            let until = Instant::now() + retry_after;
+            let mut paused = self.0.paused.lock().unwrap_or_else(PoisonError::into_inner);
+            *paused = (*paused).max(Some(until));
+        }
+        if code.is_none_or(|code| code == 429 || code >= 500) {
+            self.0.suspected.notify_one();
+        }
+    }
+
+    /// Returns until when the apiserver asked to be left alone, by the `Retry-After` of a 429.
+    pub fn paused_until(&self) -> Option<Instant> {
+        *self.0.paused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a receiver that changes each time the apiserver is back after an outage.
+    pub fn returns(&self) -> watch::Receiver<u64> {
+        self.0.returns.subscribe()
+    }
+
+    /// Says whether there is an outage. An apiserver that starts answers before it has read who may do what, so that even its
+    /// refusals mean nothing.
+    pub fn is_out(&self) -> bool {
+        self.0.out.load(Ordering::Acquire)
+    }
+
+    /// Returns how many outages have ended.
+    pub fn returned(&self) -> u64 {
+        *self.0.returns.borrow()
+    }
+
+    /// Ends an outage.
+    #[cfg(test)]
+    pub fn come_back(&self) {
+        self.0.returns.send_modify(|returns| *returns += 1);
+    }
+
+    /// Confirms each suspected outage and waits for its end. Never ends.
+    pub async fn watch(self, client: Client) {
+        loop {
+            self.0.suspected.notified().await;
+            if !answers(&client).await {
+                self.0.out.store(true, Ordering::Release);
+                warn!("apiserver is unavailable; will probe it until it answers");
+                while !answers(&client).await {
+                    sleep(PROBE_PERIOD.mul_f64(rand::random_range(0.5..1.0))).await;
+                }
+                info!("apiserver is back; will retry failed reconciles");
+                self.0.out.store(false, Ordering::Release);
+                self.0.returns.send_modify(|returns| *returns += 1);
+            }
+            // A fault of some requests alone, such as an admission webhook's, raises the suspicion again and again.
+            sleep(PROBE_PERIOD).await;
+        }
+    }
+}
+
+/// Asks the apiserver. A refusal is an answer.
+async fn answers(client: &Client) -> bool {
+    for path in PROBES {
+        let Ok(request) = http::Request::get(path).body(Vec::new()) else { return false };
+        let answer = match timeout(PROBE_TIMEOUT, client.request_text(request)).await {
+            Ok(Ok(_)) => true,
+            Ok(Err(kube::Error::Api(status))) => status.code < 500 && status.code != 429,
+            Ok(Err(_)) | Err(_) => false,
+        };
+        if !answer {
+            return false;
+        }
+    }
+    true
+}

@@ -1,0 +1,154 @@
+//! Names of webhooks: who is looked up how often, what is done about silence, and that one tenant's names delay no other.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use testbed::dns::DnsServer;
+use testbed::process::Folder;
+use testbed::receiver::Receiver;
+
+use crate::support::{Bed, Operator, SOON, Settings, condition};
+
+/// A DNS server, and what leads the operator to it.
+struct Scene {
+    dns: DnsServer,
+    /// Holds `resolv.conf`.
+    _folder: Folder,
+    settings: Settings,
+}
+
+async fn scene(resolv_conf: &str) -> Scene {
+    let (dns, folder) = (DnsServer::start().await.unwrap(), Folder::new().unwrap());
+    let file = dns.resolv_conf(folder.path(), resolv_conf).unwrap();
+    let settings = Settings::default()
+        .flag(&format!("--resolv-conf={}", file.display()))
+        .flag(&format!("--dns-port={}", dns.port()));
+    Scene { dns, _folder: folder, settings }
+}
+
+fn url(name: &str, receiver: &Receiver) -> String {
+    format!("http://{name}:{}/", receiver.port())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_that_hang_delay_their_own_tenant_alone() {
+    const HANGING: usize = 40;
+    let Scene { dns, _folder, settings } = scene("").await;
+    let (tenant, other) = (Bed::shared("hanging").await, Bed::shared("prompt").await);
+    let receiver = Receiver::start().unwrap();
+    let both = format!("--watch-namespace={},{}", tenant.namespace, other.namespace);
+    let _operator = Operator::start(&tenant, settings.flag(&both)).await;
+    for number in 0..HANGING {
+        dns.silence(&format!("hangs-{number}.test"));
+        tenant.webhook(&format!("hangs-{number}"), &url(&format!("hangs-{number}.test"), &receiver)).await;
+    }
+    let began = |queries: &[std::sync::Arc<testbed::dns::Query>]| {
+        let mut began = BTreeMap::<String, Instant>::new();
+        for query in queries.iter().filter(|query| query.name.starts_with("hangs-")) {
+            began.entry(query.name.clone()).or_insert(query.at);
+        }
+        began
+    };
+    dns.wait_for(SOON, |queries| began(queries).len() >= 4).await.unwrap();
+    dns.answer("prompt.test", Ipv4Addr::LOCALHOST);
+    other.webhook("prompt", &url("prompt.test", &receiver)).await;
+    other.ready("prompt").await;
+    let mut hanging: Vec<Instant> = began(&dns.queries()).into_values().collect();
+    assert!(hanging.len() < HANGING, "it had to wait until each of the others had its turn");
+    // Each takes two seconds at least: two tries of a second each.
+    hanging.sort();
+    for three in hanging.windows(3) {
+        assert!(three[2] - three[0] > Duration::from_secs(1), "three at once: {:?}", three[2] - three[0]);
+    }
+    let (_, said) = condition(&tenant.not_ready("hangs-0", "Unreachable").await);
+    assert!(said.contains("no answer from DNS"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_queries_are_repeated_within_the_attempt() {
+    let Scene { dns, _folder, settings } = scene("").await;
+    let bed = Bed::shared("lost").await;
+    let receiver = Receiver::start().unwrap();
+    dns.answer("lost.test", Ipv4Addr::LOCALHOST);
+    // More than one try of a second repeats, and fewer than two.
+    dns.lose("lost.test", 4);
+    let operator = Operator::start(&bed, settings).await;
+    bed.webhook("lost", &url("lost.test", &receiver)).await;
+    bed.ready("lost").await;
+    assert!(dns.lookups("lost.test") > 4);
+    let retried = "quartermaster_notifications_total{type=\"webhook\",outcome=\"retried\"}";
+    assert!(!operator.metrics().await.contains(retried), "the first attempt arrived");
+}
+
+/// A hundred connections in a moment; and a single label that the search list makes a name of.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_to_one_name_within_seconds_cost_one_lookup() {
+    let Scene { dns, _folder, settings } = scene("search tenant.test\noptions ndots:5").await;
+    let bed = Bed::shared("often").await;
+    let receiver = Receiver::start().unwrap();
+    dns.answer("web.tenant.test", Ipv4Addr::LOCALHOST);
+    let _operator = Operator::start(&bed, settings).await;
+    for number in 0..30 {
+        bed.webhook(&format!("web-{number}"), &format!("{}{number}", url("web", &receiver))).await;
+    }
+    for number in 0..30 {
+        bed.ready(&format!("web-{number}")).await;
+    }
+    let queries = dns.queries();
+    let lookups = dns.lookups("web.tenant.test");
+    let took = queries.last().unwrap().at - queries[0].at;
+    let most = usize::try_from(took.as_secs() / 5).unwrap() + 1;
+    assert!((1..=most).contains(&lookups), "{lookups} lookups in {took:?}");
+    assert_eq!(receiver.requests().len(), 30);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_in_etc_hosts_are_not_asked_for() {
+    let Scene { dns, _folder, settings } = scene("search tenant.test\noptions ndots:5").await;
+    let bed = Bed::shared("hosts").await;
+    let receiver = Receiver::start().unwrap();
+    dns.silence("localhost");
+    dns.silence("localhost.tenant.test");
+    let _operator = Operator::start(&bed, settings).await;
+    bed.webhook("local", &url("localhost", &receiver)).await;
+    bed.ready("local").await;
+    assert_eq!(dns.queries(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn address_is_looked_up_again_after_a_failed_connection() {
+    let Scene { dns, _folder, settings } = scene("").await;
+    let bed = Bed::shared("moved").await;
+    let receiver = Receiver::start().unwrap();
+    // Nobody listens there.
+    dns.answer("moved.test", Ipv4Addr::new(127, 0, 0, 9));
+    let _operator = Operator::start(&bed, settings).await;
+    bed.webhook("moved", &url("moved.test", &receiver)).await;
+    let lookups = |queries: &[std::sync::Arc<testbed::dns::Query>]| -> Vec<Instant> {
+        queries.iter().filter(|query| query.kind == "A").map(|query| query.at).collect()
+    };
+    let queries = dns.wait_for(SOON, |queries| lookups(queries).len() >= 5).await.unwrap();
+    let mut gaps = lookups(&queries).windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>();
+    gaps.sort();
+    // Kept addresses would be kept for five seconds.
+    assert!(gaps[0] < Duration::from_secs(4), "{gaps:?}");
+    dns.answer("moved.test", Ipv4Addr::LOCALHOST);
+    bed.ready("moved").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn name_that_leads_to_a_refused_address_is_refused() {
+    let Scene { dns, _folder, settings } = scene("").await;
+    let bed = Bed::shared("metadata").await;
+    let _operator = Operator::start(&bed, settings).await;
+    for (name, address) in [("four", "169.254.169.254"), ("six", "fd00:ec2::254")] {
+        dns.answer(&format!("{name}.test"), address.parse::<IpAddr>().unwrap());
+        bed.webhook(name, &format!("http://{name}.test/")).await;
+        let (_, said) = condition(&bed.not_ready(name, "AddressRefused").await);
+        assert!(said.contains(address) && said.contains("metadata"), "{said}");
+    }
+    bed.webhook("none", "http://none.test/").await;
+    let (_, said) = condition(&bed.not_ready("none", "Unreachable").await);
+    assert!(said.contains("DNS has no address of this name"), "{said}");
+}

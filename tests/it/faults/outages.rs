@@ -1,0 +1,84 @@
+//! The apiserver is out of reach, or asks to be left alone: what failed is tried again when it can succeed, not when the
+//! backoff says so.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::Pod;
+use quartermaster::api::{AppService, MyApp};
+use serde_json::json;
+use testbed::proxy::{Fault, Match, Refusal, Times, Verb};
+use testbed::wait::until;
+
+use crate::support::{Bed, Operator, SOON, Settings};
+
+/// A failed reconcile is retried after this: later than any test waits.
+const BACKOFF: [&str; 2] = ["--retry-min=30m", "--retry-max=30m"];
+
+async fn app(bed: &Bed, name: &str) {
+    bed.create::<AppService>(name, json!({ "spec": { "image": "nginx:1.29", "size": 1 } })).await;
+}
+
+/// Each reconcile failed, and then nothing could be asked for a while. Without a retry nothing happens for half an hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_objects_are_reconciled_soon_after_the_apiserver_is_back() {
+    let bed = Bed::shared("back").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let settings = BACKOFF.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
+    let mut operator = Operator::start(&bed, settings).await;
+    let fails = |resource: &str| {
+        let writes = Match::writes().resource(resource);
+        proxy.inject(writes, Times::Always, Fault::status(StatusCode::INTERNAL_SERVER_ERROR))
+    };
+    let failed = ["deployments", "pods"].map(fails);
+    for name in ["app-0", "app-1", "app-2"] {
+        app(&bed, name).await;
+    }
+    bed.create::<MyApp>("shell", json!({ "spec": { "image": "nginx:1.29", "banner": "b" } })).await;
+    failed[0].wait_for_hits(3, SOON).await.unwrap();
+    failed[1].wait_for_hits(1, SOON).await.unwrap();
+    proxy.refuse().await.unwrap();
+    let noticed = |logs: &str| logs.contains("apiserver is unavailable");
+    until("the outage is noticed", SOON, async || Ok(noticed(&operator.logs()).then_some(()))).await.unwrap();
+    proxy.behave();
+    proxy.accept().await.unwrap();
+    for name in ["app-0", "app-1", "app-2"] {
+        until(format!("{name} runs"), SOON, async || bed.api::<Deployment>().get_opt(name).await.map_err(Into::into))
+            .await
+            .unwrap();
+    }
+    until("the Pod is made", SOON, async || bed.api::<Pod>().get_opt("shell-pod").await.map_err(Into::into))
+        .await
+        .unwrap();
+    operator.child().check_running().unwrap();
+}
+
+/// Neither the backoff nor a change of the object comes first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn object_is_not_tried_again_before_the_retry_after_of_a_429() {
+    const AFTER: u32 = 8;
+    let bed = Bed::shared("later").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    let creates = Match::verb(Verb::Create).resource("deployments").name("busy");
+    let busy = Refusal { code: StatusCode::TOO_MANY_REQUESTS, retry_after: Some(AFTER) };
+    let refused = proxy.inject(creates.clone(), Times::First(1), Fault::Answer(busy));
+    app(&bed, "busy").await;
+    refused.wait_for_hits(1, SOON).await.unwrap();
+    bed.patch::<AppService>("busy", json!({ "spec": { "size": 2 } })).await;
+    // Another object is not held up.
+    app(&bed, "other").await;
+    let made = async |name: &str| {
+        until(format!("{name} runs"), SOON, async || bed.api::<Deployment>().get_opt(name).await.map_err(Into::into))
+            .await
+            .unwrap()
+    };
+    made("other").await;
+    let deployment = made("busy").await;
+    assert_eq!(deployment.spec.unwrap().replicas, Some(2));
+    let tried: Vec<_> =
+        proxy.requests().iter().filter(|seen| creates.matches(&seen.request)).map(|seen| seen.at).collect();
+    assert_eq!(tried.len(), 2, "no attempt in between");
+    assert!(tried[1] - tried[0] >= Duration::from_secs(AFTER.into()), "{:?}", tried[1] - tried[0]);
+}
