@@ -62,7 +62,7 @@ pub struct Timings {
     /// Longest wait for what no watch tells of
     #[arg(long, env = "QUARTERMASTER_WAITING_MAX", value_parser = duration, default_value = "30s", hide = true)]
     pub waiting_max: Duration,
-    /// Age at which an entry that was not delivered is given up
+    /// Age from which an entry expires when an attempt to deliver it fails
     #[arg(long, env = "QUARTERMASTER_DELIVERY_MAX_AGE", value_parser = duration, default_value = "24h", hide = true)]
     pub delivery_max_age: Duration,
     /// How long one pass over one object may take

@@ -345,6 +345,15 @@ mod tests {
         json!({ "status": { "conditions": [condition], "observedGeneration": observed } })
     }
 
+    fn without_outcomes() -> Value {
+        let mut status = conditions("True", "Ready", 2);
+        let all = status["status"]["conditions"].as_array_mut().unwrap();
+        let mut unrecorded = conditions("False", "WriteRejected", 2)["status"]["conditions"][0].clone();
+        unrecorded["type"] = json!(OUTCOMES_RECORDED);
+        all.push(unrecorded);
+        status
+    }
+
     fn with(mut value: Value, more: &Value) -> Value {
         value.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         value
@@ -362,6 +371,7 @@ mod tests {
     #[case::going_well("myapp", with(conditions("True", "Ready", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), State::Deleting, "")]
     #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": true } }), State::Ready, "")]
     #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": false } }), State::Unseen, "")]
+    #[case::of_which_one_cannot_be_written("contactpoint", without_outcomes(), State::NotReady, "WriteRejected")]
     #[case::no_history("trackedfield", json!({}), State::Unseen, "")]
     #[case::waits("trackedfield", json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: no such" } } }), State::NotReady, "TargetNotFound")]
     #[case::told("trackedfield", json!({ "status": [{ "action": "Created", "value": "1" }] }), State::Ready, "")]

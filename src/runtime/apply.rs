@@ -223,6 +223,24 @@ mod tests {
     use super::*;
     use crate::api::ContactPoint;
 
+    #[test]
+    fn an_answer_about_the_object_is_told_from_one_that_passes() {
+        let rejected = |code: u16, message: &str| {
+            let said = json!({ "status": "Failure", "message": message, "reason": "", "code": code });
+            is_rejected(&serde_json::from_value(said).unwrap())
+        };
+        for code in [400, 403, 404, 413, 422] {
+            assert!(rejected(code, "denied"), "{code}");
+        }
+        for code in [401, 409, 429, 500, 503, 504] {
+            assert!(!rejected(code, "etcdserver: request timed out"), "{code}");
+        }
+        assert!(rejected(
+            500,
+            "Internal error occurred: failed calling webhook \"a.example.com\": failed to call webhook"
+        ));
+    }
+
     /// RFC 7386, as the apiserver does it.
     fn merge(target: &mut Value, patch: Value) {
         let Value::Object(patch) = patch else {

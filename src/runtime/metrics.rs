@@ -40,7 +40,7 @@ type Histograms<const N: usize> = Family<[Label; N], Histogram, fn() -> Histogra
 
 /// From a pass that finds nothing to do to one that runs into its timeout.
 const RECONCILE_BUCKETS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// From "at once" to the age at which an entry is given up.
+/// From "at once" to the age from which an entry may expire.
 const LATENCY_BUCKETS: [f64; 16] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0];
 

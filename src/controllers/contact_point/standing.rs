@@ -254,6 +254,36 @@ mod tests {
     }
 
     #[test]
+    fn one_that_lost_a_secret_for_a_while_is_ready_again_without_a_test() {
+        let lost = blocked(Some(&ready()), "abc", "SecretNotFound", "no", 1, at(5));
+        assert!(!lost.ready && known_well(&lost, &tested()));
+        assert_eq!(blocked(Some(&lost), "abc", "SecretNotFound", "no", 1, at(6)), lost, "it is written once");
+        let found = status(Some(&lost), &Standing::Untried, &tested(), 0, 1, at(9)).unwrap();
+        assert!(found.ready && found.ready_when_resumed.is_none());
+        assert!(!known_well(&lost, &Tested { secrets: vec!["uid/2".into()], ..tested() }));
+    }
+
+    #[test]
+    fn those_that_cannot_be_written_are_named_while_there_are_any() {
+        let mut status = ready();
+        let why = ["webhook denied it".to_owned(), "x".repeat(2000)];
+        let field = |name: &str, why: &String| (Key::new("n", name), why.clone());
+        name_left_out(&mut status, &[field("a", &why[0]), field("b", &why[1])], 1, at(1));
+        let condition = conditions::get(&status.conditions, OUTCOMES_RECORDED).unwrap();
+        assert_eq!((&*condition.status, &*condition.reason), ("False", WRITE_REJECTED));
+        assert!(
+            condition
+                .message
+                .ends_with("TrackedField \"a\", so nothing more of it is sent: webhook denied it; the same for \"b\"")
+        );
+        name_left_out(&mut status, &[field("b", &why[1]), field("c", &why[0])], 1, at(1));
+        let condition = conditions::get(&status.conditions, OUTCOMES_RECORDED).unwrap();
+        assert!(condition.message.contains("x; the same for \"c\""), "{}", condition.message);
+        name_left_out(&mut status, &[], 1, at(2));
+        assert_eq!(status, ready());
+    }
+
+    #[test]
     fn what_is_said_is_not_said_over() {
         let theirs = ContactPointStatus { initialized: true, ready: true, ..ContactPointStatus::default() };
         let silent = ContactPointStatus::default();

@@ -164,6 +164,14 @@ impl<T: Transport> TrackedFields<T> {
         let mut raced = false;
         loop {
             let before = object.history().map_err(Error::History)?;
+            let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
+            if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
+                // What was sent stood in a status: this one is older, and would be none the wiser.
+                raced = true;
+                let Some(newest) = self.read_again(key, &object).await? else { return Ok(None) };
+                object = newest;
+                continue;
+            }
             let now = history::Now::read();
             let inputs = history::Inputs {
                 subject: &whose.subject,
@@ -177,14 +185,6 @@ impl<T: Transport> TrackedFields<T> {
                 held_for: &self.outbox.observe(key, &before, held, now),
                 now: now.wall,
             };
-            let is_there = |id: &String| before.iter().any(|entry| entry.id.as_ref() == Some(id));
-            if !raced && !outcomes.iter().all(|(id, _)| is_there(id)) {
-                // What was sent stood in a status: this one is older, and would be none the wiser.
-                raced = true;
-                let Some(newest) = self.read_again(key, &object).await? else { return Ok(None) };
-                object = newest;
-                continue;
-            }
             let mut changes = history::next(&before, &inputs, || Uuid::now_v7().to_string());
             if changes.merged > 0 && self.outbox.holds(key) {
                 // Nothing of what becomes one entry may be taken meanwhile: it would be told twice.
