@@ -282,7 +282,8 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
                 return Ok(Outcome::Waiting);
             }
             _ if unserved => return Ok(Outcome::Waiting),
-            Ok(Some(_)) if self.targets.tracker.doubts(&key) => follower::DOUBT,
+            // What was read did not decide it.
+            Ok(Some(_)) if self.targets.tracker.unread(&key, self.terms.resync).is_some() => follower::DOUBT,
             Ok(_) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
             Err(_) => self.terms.resync,
         };

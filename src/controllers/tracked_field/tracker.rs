@@ -211,12 +211,6 @@ impl Tracker {
         }
     }
 
-    /// Whether a read, the watch or the history disagree, which a further read decides.
-    pub fn doubts(&self, key: &Key) -> bool {
-        let state = self.state();
-        state.followers.get(key).is_some_and(|follower| matches!(follower.certainty, Certainty::Contradicted(_)))
-    }
-
     /// What is to be recorded for `key`, if it is `whose` that is followed.
     pub fn seen<'a>(&'a self, key: &'a Key, whose: &'a Whose) -> Seen<'a> {
         let mut state = self.state();
