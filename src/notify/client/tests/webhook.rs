@@ -198,3 +198,36 @@ async fn tls_material_is_trusted_and_shown() {
     assert_eq!(kind(&untrusted), "Retry");
     assert!(untrusted.unwrap_err().to_string().contains("certificate"));
 }
+
+/// The namespace reaches the lookup through the shared client: in one queue the prompt name would come after the four others.
+#[tokio::test]
+async fn names_that_hang_delay_no_other_namespace() {
+    let server = answering(ResponseTemplate::new(204)).await;
+    let begun = Arc::new(AtomicU16::new(0));
+    let count = Arc::clone(&begun);
+    let lookup: Lookup = Arc::new(move |name| {
+        let count = Arc::clone(&count);
+        Box::pin(async move {
+            if name.starts_with("hangs") {
+                count.fetch_add(1, Ordering::SeqCst);
+                std::future::pending::<()>().await;
+            }
+            Ok(vec![SocketAddr::from(([127, 0, 0, 1], 0))])
+        })
+    });
+    let sender = Arc::new(sender(Config { lookup, attempt_timeout: Duration::from_secs(60), ..config() }));
+    for number in 0..4 {
+        let sender = Arc::clone(&sender);
+        tokio::spawn(async move {
+            let endpoint = hook(parts(&format!("http://hangs-{number}.test/")));
+            sender.send(&endpoint, TEST, false).await
+        });
+    }
+    while begun.load(Ordering::SeqCst) < 2 {
+        tokio::task::yield_now().await;
+    }
+    let other = Content::Test { namespace: "other", name: "point" };
+    let url = format!("http://prompt.test:{}/", server.address().port());
+    assert_eq!(kind(&sender.send(&hook(parts(&url)), other, false).await), "Sent");
+    assert_eq!(begun.load(Ordering::SeqCst), 2, "two of the namespace at a time, and it waits for none of them");
+}
