@@ -226,7 +226,7 @@ async fn names_that_hang_delay_no_other_namespace() {
     while begun.load(Ordering::SeqCst) < 2 {
         tokio::task::yield_now().await;
     }
-    let other = Content::Test { namespace: "other", name: "point" };
+    let other = Content::Test { namespace: "other", name: "point", id: "test-2" };
     let url = format!("http://prompt.test:{}/", server.address().port());
     assert_eq!(kind(&sender.send(&hook(parts(&url)), other, false).await), "Sent");
     assert_eq!(begun.load(Ordering::SeqCst), 2, "two of the namespace at a time, and it waits for none of them");
