@@ -297,7 +297,7 @@ pub struct Notifications {
     pub deny: Vec<IpNet>,
     /// Webhooks go through this proxy; its URL may hold a password.
     pub webhook_proxy: Option<SecretString>,
-    /// Where the names of webhooks are looked up.
+    /// DNS settings for webhook names.
     pub dns: Dns,
 }
 

@@ -220,7 +220,7 @@ impl Object {
             let of = if object.metadata.generation > observed { "of an older spec: " } else { "" };
             self.message = format!("{of}{}", condition.message);
         } else if let Some(condition) = condition_of(object, OUTCOMES_RECORDED) {
-            // Messages can be sent, but not those of every TrackedField.
+            // Ready can be True although messages of some `TrackedField`s cannot be sent.
             (self.state, self.reason, self.message) = (State::NotReady, condition.reason, condition.message);
             self.since = Some(condition.last_transition_time.0);
         }

@@ -114,14 +114,14 @@ fn embedded(address: Ipv6Addr) -> Vec<Ipv4Addr> {
 pub struct Checked {
     /// The rules.
     pub rules: Arc<Rules>,
-    /// What looks names up.
+    /// Cached lookups of webhook names.
     pub names: Names,
 }
 
 impl Resolve for Checked {
     fn resolve(&self, name: Name) -> Resolving {
         let rules = Arc::clone(&self.rules);
-        // Begun at once: here the task is that of the request.
+        // The lookup starts here because only this task has the request's namespace.
         let found = self.names.resolve(name.as_str());
         Box::pin(async move {
             let addresses = found.await?;

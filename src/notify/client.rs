@@ -42,7 +42,7 @@ pub struct Config {
     pub pace: Limits,
     /// The fence.
     pub held: Held,
-    /// Looks up the names of webhooks.
+    /// Lookup of webhook names.
     pub lookup: Lookup,
 }
 

@@ -97,7 +97,7 @@ pub enum Content<'a> {
         namespace: &'a str,
         /// Its name.
         name: &'a str,
-        /// The id of the message: one that is sent again has the same.
+        /// Message id; a repeated message keeps it.
         id: &'a str,
     },
     /// As many of these entries as fit, in this order; more than one make a digest. Never empty.
@@ -127,48 +127,48 @@ pub struct Sent {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{failure}")]
 pub struct SendError {
-    /// What happened.
+    /// Failure of the request.
     pub failure: Failure,
-    /// How many entries the request carried, from the first. Zero for a test message, and if no request was sent.
+    /// Number of entries in the request, from the first. Zero for a test message, or if no request was sent.
     pub carried: usize,
 }
 
 impl SendError {
-    /// The failure of a request that carried so many entries.
+    /// Creates the failure of a request with this many entries.
     pub fn new(failure: Failure, carried: usize) -> Self {
         let carried = if matches!(failure, Failure::Unsent { .. }) { 0 } else { carried };
         Self { failure, carried }
     }
 }
 
-/// Why a request was not accepted. No message has a secret in it.
+/// Reason why a request was not accepted. Messages contain no secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The receiver may accept it later: no connection, 408, 429, 5xx.
     #[error("{message}")]
     Retry {
-        /// What happened.
+        /// Error message.
         message: String,
         /// How long the receiver asked to be left alone.
         after: Option<Duration>,
     },
-    /// The receiver refused it.
+    /// The receiver refused the request.
     #[error("{message}")]
     Refused {
         /// Why.
         reason: Refusal,
-        /// What happened, and what to fix.
+        /// Error message, with what to fix.
         message: String,
     },
-    /// No request was sent; it is tried again.
+    /// No request was sent; a later attempt follows.
     #[error("{message}")]
     Unsent {
-        /// Why not.
+        /// Error message.
         message: String,
     },
 }
 
-/// Why a receiver refuses a request. The names are condition reasons.
+/// Reason why a receiver refuses a request, named as a condition reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // each is what its name says
 pub enum Refusal {
@@ -180,7 +180,7 @@ pub enum Refusal {
     TopicUnavailable,
     Redirected,
     UnexpectedStatus,
-    /// 400, 413, 415 or 422.
+    /// Status 400, 413, 415 or 422.
     Rejected,
     /// The operator refuses the address itself.
     AddressRefused,
@@ -203,12 +203,12 @@ impl Refusal {
         }
     }
 
-    /// Whether the answer suggests that another message is accepted.
+    /// Returns whether the answer suggests that another message is accepted.
     pub fn suggests_message(self) -> bool {
         self == Self::Rejected
     }
 
-    /// Whether the message can be the cause at all.
+    /// Returns whether the message can be the cause.
     pub fn may_be_message(self) -> bool {
         self != Self::AddressRefused
     }

@@ -1,5 +1,5 @@
-//! Looks up the names of webhooks: one lookup per name at a time, and no more than a few for each namespace, so that names
-//! which nobody answers for delay their own tenant alone.
+//! DNS lookups of webhook names: one lookup per name at a time, and only a few per namespace, so that names without an
+//! answer delay only their own tenant.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,24 +21,24 @@ use hickory_resolver::{Hosts, Resolver};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
-/// Looks up the addresses of a name. Tests have their own.
+/// Function that looks up the addresses of a name; tests replace it.
 pub type Lookup =
     Arc<dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>> + Send + Sync>;
 
-/// How long one lookup may take, with all queries for all names that the search list makes of it.
+/// Timeout of one lookup, with all queries for all names that the search list makes of it.
 const LIMIT: Duration = Duration::from_secs(3);
-/// How long a query is waited for before it is repeated.
+/// Time before a query is repeated.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often it is repeated. A server that answers for one address family alone must not use up the limit.
+/// Repeats of a query. A server that answers for only one address family must not use up the limit.
 const REPEATS: usize = 1;
-/// How long addresses are kept, unless a connection fails before.
+/// Lifetime of addresses, unless a connection fails earlier.
 const KEPT: Duration = Duration::from_secs(5);
-/// How many lookups of one namespace run at once.
+/// Concurrent lookups per namespace.
 const PER_NAMESPACE: usize = 2;
-/// How many addresses of a name are kept.
+/// Maximum number of addresses kept per name.
 const ADDRESSES: usize = 32;
 
-/// Where names are looked up: the settings of a resolver.
+/// Settings of the resolver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dns {
     /// The file that names the servers, usually `/etc/resolv.conf`.
@@ -54,7 +54,7 @@ impl Default for Dns {
 }
 
 impl Dns {
-    /// Returns a lookup in `/etc/hosts`, then in DNS. It reads both files each time, so that their changes count at once.
+    /// Returns a lookup in `/etc/hosts`, then in DNS. Each lookup reads both files, so changes of them apply at once.
     pub fn lookup(self) -> Lookup {
         let dns = Arc::new(self);
         Arc::new(move |name| {
@@ -76,15 +76,15 @@ impl Dns {
         Ok(found.map_err(|error| io::Error::other(message(&error)))?.iter().collect())
     }
 
-    /// What `resolv.conf` says, but for the times.
+    /// Parses `resolv.conf`, except for its timings.
     fn settings(&self, resolv_conf: &[u8]) -> io::Result<(ResolverConfig, ResolverOpts)> {
-        // As resolv.conf(5) has it: without a nameserver, the one of this machine is asked.
+        // By resolv.conf(5), a file without a nameserver means the one of this machine.
         let unnamed = !String::from_utf8_lossy(resolv_conf).lines().any(|line| line.trim().starts_with("nameserver"));
         let local: &[u8] = if unnamed { b"\nnameserver 127.0.0.1\n" } else { b"" };
         let (mut config, read) = parse_resolv_conf([resolv_conf, local].concat())
             .map_err(|error| io::Error::other(format!("cannot use {}: {error}", self.resolv_conf.display())))?;
         if !config.search.is_empty() {
-            // It is the host's own, for where there is no search list.
+            // The host's own domain only applies without a search list.
             config.domain = None;
         }
         for connection in
@@ -105,7 +105,7 @@ impl Dns {
     }
 }
 
-/// Reads a file. One that is missing is empty.
+/// Reads a file; a missing file is empty.
 async fn read(file: &Path) -> io::Result<Vec<u8>> {
     match tokio::fs::read(file).await {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -128,7 +128,7 @@ fn in_hosts(file: &[u8], name: &str) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Says what went wrong, without the name: it may be a secret.
+/// Returns the error without the name, which may be a secret.
 fn message(error: &NetError) -> String {
     match error {
         NetError::Dns(DnsError::NoRecordsFound(_)) => "DNS has no address of this name".into(),
@@ -137,10 +137,10 @@ fn message(error: &NetError) -> String {
     }
 }
 
-/// What a lookup came to; an error is told to all who wait for it.
+/// Result of a lookup, shared by all who wait for it.
 type Found = Result<Arc<[SocketAddr]>, Arc<str>>;
 
-/// The names that are looked up, and those that were a moment ago. Clones are the same.
+/// Current lookups and recent results. Clones share them.
 #[derive(Clone)]
 pub struct Names(Arc<Inner>);
 
@@ -168,7 +168,7 @@ pub async fn on_behalf_of<F: Future>(namespace: &str, request: F) -> F::Output {
 }
 
 impl Names {
-    /// Knows no name yet.
+    /// Creates a cache without names.
     pub fn new(lookup: Lookup) -> Self {
         Self(Arc::new(Inner { lookup, state: Mutex::default() }))
     }
@@ -189,7 +189,7 @@ impl Names {
         }
     }
 
-    /// Forgets the addresses of `name`: none of them could be reached.
+    /// Forgets the addresses of `name` after none of them could be reached.
     pub fn forget(&self, name: &str) {
         self.state().known.remove(name);
     }
@@ -212,7 +212,8 @@ impl Names {
         places.acquire_owned().await
     }
 
-    /// Joins the lookup of `name`, or begins one that keeps `place` until its end, also if nobody waits for it any more.
+    /// Joins the lookup of `name`, or begins one that keeps `place` until its end, even if nobody waits for it any
+    /// more.
     fn join_or_begin(&self, name: String, place: OwnedSemaphorePermit) -> Shared<BoxFuture<'static, Found>> {
         let mut state = self.state();
         if let Some(found) = state.known_or_running(&name) {

@@ -180,8 +180,8 @@ struct Parameters {
 const NO_RIGHTS: [&str; 4] =
     ["not enough rights", "have no rights", "need administrator rights", "chat_write_forbidden"];
 
-/// How the Bot API words it that a forum's topic is closed or deleted: "Bad Request: `TOPIC_CLOSED`", "Bad Request: message
-/// thread not found". Both can be undone in the chat.
+/// Phrases of the Bot API for a closed or deleted forum topic: "Bad Request: `TOPIC_CLOSED`", "Bad Request: message
+/// thread not found". People can undo both in the chat.
 const TOPIC: [&str; 4] = ["topic_closed", "topic_deleted", "topic_id_invalid", "message thread not found"];
 
 fn understand(status: u16, header: Option<Duration>, body: &[u8], secrets: &Secrets) -> Reply {

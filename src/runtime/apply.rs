@@ -91,8 +91,8 @@ pub fn is_denied(said: &Status) -> bool {
     said.message.contains("denied the request") || said.message.contains("ValidatingAdmissionPolicy")
 }
 
-/// Whether the apiserver refused a write because of this object, or because an admission webhook failed on it: others may still
-/// be written. 401 is about the operator itself, 409 and 429 pass.
+/// Returns whether the apiserver refused a write because of this object, or because an admission webhook failed on it:
+/// other objects may still be written. 401 concerns the operator itself; 409 and 429 are temporary.
 pub fn is_rejected(said: &Status) -> bool {
     match said.code {
         _ if is_replaced(said) => false,
@@ -119,10 +119,10 @@ where
     }
 }
 
-/// Whether the apiserver would take `object` by itself, whatever stands there under its name: nothing is made.
+/// Dry-runs the creation of `object` alone, regardless of an existing object of its name.
 ///
 /// # Errors
-/// What the apiserver answers, other than "already exists", which it says of what it has found valid.
+/// The apiserver's error, except "already exists", which only valid objects get.
 pub async fn try_create<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<()>
 where
     K: Clone + Debug + Serialize + DeserializeOwned,

@@ -1,5 +1,5 @@
-//! Whether the apiserver answers. Requests that fail raise the suspicion of an outage; small requests confirm it and find
-//! its end, so that failed reconciles need not wait out a backoff that grew while nothing could succeed.
+//! Availability of the apiserver. Failed requests raise the suspicion of an outage; small requests confirm it and
+//! detect its end, so that failed reconciles need not wait out a backoff that grew while nothing could succeed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,14 +10,14 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
-/// How often an apiserver that does not answer is asked, at most; at least half as often.
+/// Longest pause between probes of an apiserver that does not answer; jitter at most halves it.
 const PROBE_PERIOD: Duration = Duration::from_secs(3);
-/// How long it may take to answer a probe.
+/// Timeout of a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// `/readyz` includes etcd, but is exempt from priority and fairness; `/version` is not.
 const PROBES: [&str; 2] = ["/readyz", "/version"];
 
-/// The longest pause that the apiserver is granted, whatever it asks for.
+/// Longest `Retry-After` that the operator honours.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
 /// Returns the pause that a `Retry-After` of so many seconds asks for.
@@ -25,18 +25,18 @@ pub fn pause(seconds: u32) -> Duration {
     Duration::from_secs(seconds.into()).min(LONGEST_PAUSE)
 }
 
-/// What requests tell of the apiserver. Clones are the same.
+/// Availability of the apiserver, as requests show it. Clones share it.
 #[derive(Clone, Default)]
 pub struct Availability(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
     suspected: Notify,
-    /// An outage is confirmed, and not over.
+    /// An outage is confirmed and has not ended.
     out: AtomicBool,
-    /// How many outages have ended.
+    /// Number of outages that have ended.
     returns: watch::Sender<u64>,
-    /// Until when the apiserver asked to be left alone.
+    /// Instant until which the apiserver asked for a pause.
     paused: Mutex<Option<Instant>>,
 }
 
@@ -53,7 +53,7 @@ impl Availability {
         }
     }
 
-    /// Returns until when the apiserver asked to be left alone, by the `Retry-After` of a 429.
+    /// Returns the instant until which the apiserver asked for a pause, by the `Retry-After` of a 429.
     pub fn paused_until(&self) -> Option<Instant> {
         *self.0.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -63,13 +63,13 @@ impl Availability {
         self.0.returns.subscribe()
     }
 
-    /// Says whether there is an outage. An apiserver that starts answers before it has read who may do what, so that even its
-    /// refusals mean nothing.
+    /// Returns whether there is an outage. A starting apiserver answers before it has loaded RBAC, so even its refusals
+    /// mean nothing.
     pub fn is_out(&self) -> bool {
         self.0.out.load(Ordering::Acquire)
     }
 
-    /// Returns how many outages have ended.
+    /// Returns the number of outages that have ended.
     pub fn returned(&self) -> u64 {
         *self.0.returns.borrow()
     }
@@ -80,7 +80,7 @@ impl Availability {
         self.0.returns.send_modify(|returns| *returns += 1);
     }
 
-    /// Confirms each suspected outage and waits for its end. Never ends.
+    /// Confirms each suspected outage and waits for its end. Never returns.
     pub async fn watch(self, client: Client) {
         loop {
             self.0.suspected.notified().await;
@@ -94,13 +94,13 @@ impl Availability {
                 self.0.out.store(false, Ordering::Release);
                 self.0.returns.send_modify(|returns| *returns += 1);
             }
-            // A fault of some requests alone, such as an admission webhook's, raises the suspicion again and again.
+            // A problem of some requests alone, such as an admission webhook's, raises the suspicion again and again.
             sleep(PROBE_PERIOD).await;
         }
     }
 }
 
-/// Asks the apiserver. A refusal is an answer.
+/// Probes the apiserver. A refusal is an answer.
 async fn answers(client: &Client) -> bool {
     for path in PROBES {
         let Ok(request) = http::Request::get(path).body(Vec::new()) else { return false };

@@ -1,11 +1,11 @@
-//! What controllers make in the cluster: one rule for every kind of child.
+//! Objects that controllers create in the cluster: one rule for every kind of child.
 //!
-//! A child that is not there is created, which cannot overwrite. One that is there is claimed first; then it is applied,
-//! unless it already is as it is wanted. Children are watched by their mark and never stored: of each is kept what tells
-//! whether it changed, and the little that the status of its owner reports.
+//! A missing child is created, which cannot overwrite. An existing child is claimed first, then applied unless it
+//! matches its desired state. Children are watched by their ownership label and never stored; of each the operator
+//! keeps only what shows a change, and the little that the owner's status reports.
 //!
-//! Drift is judged by values. Of each child is kept a digest of the values that the apiserver answered with at the fields that
-//! the desired state sets, whatever admission and defaults made of them; a child has drifted when those values are others.
+//! Drift is judged by values. The operator keeps a digest of the values that the apiserver returned for the fields of
+//! the desired state, whatever admission and defaults made of them; a child has drifted when those values differ.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -48,19 +48,19 @@ pub const APPLIED: &str = "quartermaster.dev/applied";
 /// How often what is found is looked at once more, because it came or went in between.
 const TRIES: usize = 3;
 
-/// Annotations of the controller of Deployments, which tell what it does and not what is to be.
+/// Annotations of the Deployment controller, which report its work and configure nothing.
 const REPORTED: &str = "deployment.kubernetes.io/";
 
-/// Who writes children, and says so.
+/// Writer of children, with its Events and metrics.
 #[derive(Clone)]
 pub struct Writer {
     /// The field manager.
     pub manager: &'static str,
-    /// The Events of its controller.
+    /// Events of the writer's controller.
     pub events: Events,
-    /// How often it has corrected drift.
+    /// Counter of corrected drift.
     pub corrected: Counter,
-    /// What to do instead of changing a field of a child.
+    /// Changes to make instead of editing a child, by field.
     pub advice: Advice,
 }
 
@@ -110,8 +110,8 @@ pub struct Children<K, S> {
 }
 
 impl<K: ChildKind, S: Report> Children<K, S> {
-    /// The children that `writer` makes. `report` takes out of one what its owner reports of it; `wake` is
-    /// told whose child has changed. They are watched from the first [`Children::want`] on.
+    /// Creates the children of `writer`. `report` extracts what the owner's status needs; `wake` gets the owner of each
+    /// changed child. The watch starts with the first [`Children::want`].
     pub fn new(
         manager: &mut Manager,
         writer: &Writer,
@@ -187,11 +187,11 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             // That it goes may be long ago by now.
             Look::Going | Look::Other => true,
         };
-        // It holds the object several times over: too much for the stack of every pass.
+        // The future holds the object several times: too large for the stack of every reconcile.
         Box::pin(self.ensure(owner, desired, &whole, digest, owners, left, there)).await
     }
 
-    /// Reads the child, if it may be `there`, and writes it unless it is as `desired`, which is `whole` as it is sent.
+    /// Reads the child, if it may be `there`, and writes it unless it matches `desired`; `whole` is `desired` as sent.
     #[allow(clippy::too_many_arguments)] // all that is known of one child
     async fn ensure<O: ChildKind>(
         &self,
@@ -296,14 +296,14 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         Err(Trouble::Going(what::<K>(&key)))
     }
 
-    /// What a live child is to its desired state.
+    /// Compares a live child with its desired state.
     fn judge(&self, key: &Key, live: &K, observed: &Projection, content: &Value, digest: &str) -> State {
         let before = self.seen.matched(key, &live.uid().unwrap_or_default()).filter(|it| it.desired == *digest);
         let is_match = match &before {
             Some(matched) => matched.values == observed.digest(),
             None => fields::matches(&Self::content(live), content, managed(live), self.manager),
         };
-        // It was written so, and somebody has changed it since.
+        // A child that was written or confirmed in this form has drifted if it no longer matches.
         let was_written = before.is_some() || live.annotations().get(APPLIED).is_some_and(|applied| applied == digest);
         match (is_match, was_written) {
             (true, _) => State::Match,
@@ -312,7 +312,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         }
     }
 
-    /// Has the fields of a live child that are to be ours be ours, before they are applied; gives the child as it then is.
+    /// Takes ownership of a live child's desired fields before the apply; returns the child after that.
     #[allow(clippy::too_many_arguments)] // each is another side of one write
     async fn own(
         &self,
@@ -327,7 +327,8 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let mut entries = None;
         let mut patch = json!({});
         if *claim != Claim::Ours {
-            // With the marks at once: killed before the apply that follows, we would otherwise have neither them nor consent.
+            // This patch must include the ownership label: if killed before the apply that follows, the operator would
+            // otherwise have neither label nor consent.
             patch = owner.marks(live.meta());
         }
         if *claim != Claim::Ours || managed_fields::is_to_be_handed_over(managed(&live), self.manager, left) {
@@ -345,7 +346,8 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         Self::sent(&Key::of(&live), apply::metadata(api, self.manager, &live, patch).await)
     }
 
-    /// What other managers hold beside ours where the apiserver refused the two together; nothing where it refuses ours alone.
+    /// Returns the fields of other managers that the apiserver refuses beside the desired state; none if it refuses the
+    /// desired state alone.
     async fn rivals(
         &self,
         api: &Api<K>,
@@ -364,7 +366,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         match Self::sent(&key, apply::try_create(api, self.manager, &alone).await) {
             Ok(()) => Ok(Some(taken)),
             Err(trouble @ Trouble::Api { .. }) => Err(trouble),
-            // Something else may be said of it, such as that its port on the nodes is taken: by itself.
+            // The object alone may have another problem, such as a taken node port.
             Err(trouble) => {
                 let same = trouble.fields().is_some_and(|alone| alone.iter().any(|field| refused.contains(field)));
                 Ok((!same).then_some(taken))
@@ -380,7 +382,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             managers.extend(managed_fields::last_writer(&managed, self.manager, &changed).map(str::to_owned));
         }
         changed.extend(taken);
-        // Nothing is different: admission or the apiserver have their own word for a value.
+        // No value differs: admission or the apiserver spells a value differently.
         if changed.is_empty() {
             return;
         }
@@ -389,14 +391,14 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         self.drift.corrected(owner, key, &Correction { what: &what::<K>(key), fields: &changed, manager, digest });
     }
 
-    /// What is to be said of a child that others keep changing, and when to look at it again: asked after
-    /// [`Children::settle`].
+    /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.
+    /// Call it after [`Children::settle`].
     pub fn contested(&self, key: &Key) -> Option<(String, Duration)> {
         self.drift.contested(key)
     }
 
     fn content(object: &K) -> Value {
-        // What was read from JSON can be written as such.
+        // Serialization cannot fail: the object came from JSON.
         fields::content(&serde_json::to_value(object).unwrap_or_default())
     }
 
@@ -460,7 +462,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         Ok((value(desired)?, digest))
     }
 
-    /// We wrote it so, or found it so, and it matches its desired state: what is known of it is at least as new.
+    /// Records a child that was written or found and matches its desired state, unless newer state is known.
     fn wrote(&self, key: &Key, object: &K, desired: String, values: &Projection) {
         let known = self.known(object);
         let owner = known.owner.clone();
@@ -505,25 +507,25 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     }
 }
 
-/// What a live child is to its desired state.
+/// Relation of a live child to its desired state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It is as desired.
+    /// The child matches.
     Match,
-    /// It was as desired, and somebody has changed it since.
+    /// The child matched before, and somebody has changed it since.
     Drift,
-    /// It was never written so.
+    /// The child was never written in this form.
     Other,
 }
 
-/// What others changed of a child that is being corrected.
+/// Changes of other managers to a child that is being corrected.
 #[derive(Default)]
 struct Changes {
-    /// Its values and `managedFields` as it was found.
+    /// Values and `managedFields` of the child before the correction.
     before: Option<(Projection, Vec<ManagedFieldsEntry>)>,
-    /// What was taken from other managers because the apiserver refused it beside ours.
+    /// Fields taken from other managers because the apiserver refused them beside the operator's.
     fields: BTreeSet<Path>,
-    /// Who held that.
+    /// Managers that owned these fields.
     managers: BTreeSet<String>,
 }
 

@@ -57,15 +57,15 @@ pub fn is_not_leading(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(Refused::NotLeading)))
 }
 
-/// The client for everything but what needs no lease.
+/// Creates the main client; only requests that need no lease use another.
 ///
-/// - It writes (any method but GET and HEAD) only while `fence` is held, which is asked again until the request is on
-///   its way.
-/// - It does not retry: kube's own policy repeats every verb up to 15 times on 429, 503 and 504, and a create that is
-///   repeated can meet its own `AlreadyExists`. Who asked backs off and computes anew instead.
+/// - The client writes (any method but GET and HEAD) only while `fence` is held, which is checked until the request is
+///   on its way.
+/// - The client does not retry: kube's own policy repeats every verb up to 15 times on 429, 503 and 504, and a repeated
+///   create can meet its own `AlreadyExists`. Callers back off and compute anew instead.
 /// - An answer must begin within `api_timeout`, and a connection on which nothing is read for longer than
-///   `watch_timeout` is given up, so a watch must ask the server for a `timeoutSeconds` of at most that.
-/// - `availability` is told how each request ended.
+///   `watch_timeout` is closed, so a watch must ask the server for a `timeoutSeconds` of at most that.
+/// - `availability` records how each request ended.
 ///
 /// # Errors
 /// When `config` cannot be used: bad certificates, an unsupported proxy.
@@ -151,7 +151,7 @@ fn at_least_1_34(major: &str, minor: &str) -> bool {
     (number(major), number(minor)) >= (1, 34)
 }
 
-/// `Retry-After` as the apiserver writes it: in seconds.
+/// Parses `Retry-After` as the apiserver writes it, in seconds.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(availability::pause(headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?))
 }
@@ -218,7 +218,7 @@ where
                 Err(_) => Err(Refused::Timeout(gate.timeout).into()),
             };
             let code = result.as_ref().ok().map(|response| response.status().as_u16());
-            // A write that the fence held back says nothing of the apiserver.
+            // A write that the fence blocked says nothing about the apiserver.
             let held_back = fence.as_ref().is_some_and(|fence| !fence.held());
             if let Some(availability) = gate.availability.as_ref().filter(|_| code.is_some() || !held_back) {
                 availability.answered(code, result.as_ref().ok().and_then(|response| retry_after(response.headers())));

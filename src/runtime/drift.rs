@@ -1,8 +1,8 @@
-//! What is said of drift that the operator corrects, and how often it does so.
+//! Reports of corrected drift, and the backoff of corrections.
 //!
-//! Corrections of one child that follow one another are an episode. It is told once for each field and manager. From the third
-//! correction within a while on the child is contested: its owner says so, and corrections back off until they are not needed
-//! any more.
+//! Consecutive corrections of one child form an episode, reported once for each field and manager. From the third
+//! correction within the window on the child is contested: its owner's status says so, and corrections back off until
+//! they are no longer needed.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,9 +23,9 @@ use crate::cli::Timings;
 pub const CORRECTED: &str = "DriftCorrected";
 /// Reason of an owner whose child others keep changing.
 pub const CONTESTED: &str = "DriftContested";
-/// From how many corrections on a child is contested.
+/// Number of corrections that makes a child contested.
 const REPEATED: usize = 3;
-/// How many Events one episode may have.
+/// Maximum number of Events per episode.
 const MAX_TOLD: usize = 8;
 
 /// The corrections of one kind of children of one controller.
@@ -38,23 +38,23 @@ pub struct Drift {
     episodes: Mutex<HashMap<Key, Episode>>,
 }
 
-/// What to do instead of changing a field of a child, by the field's name; the empty name is any field.
+/// Changes to make instead of editing a child, by field; the empty name is any field.
 pub type Advice = &'static [(&'static str, &'static str)];
 
-/// A correction.
+/// Correction of a child's drift.
 pub struct Correction<'a> {
     /// The child, such as `Deployment shop/web`.
     pub what: &'a str,
     /// The fields that were changed.
     pub fields: &'a [Path],
-    /// Who changed them, as far as that is known.
+    /// Manager that changed the fields, if known.
     pub manager: Option<&'a str>,
     /// Digest of the child's desired state.
     pub digest: &'a str,
 }
 
 struct Episode {
-    /// What was desired, and what the owner asked for: with another one the episode is over.
+    /// Desired state, and the author's last reconcile request: a change of either ends the episode.
     desired: (String, Option<String>),
     /// The latest corrections.
     at: VecDeque<Instant>,
@@ -65,12 +65,12 @@ struct Episode {
 struct Contest {
     message: String,
     delays: Series,
-    /// The next correction comes no earlier.
+    /// Earliest time of the next correction.
     next: Instant,
 }
 
 impl Drift {
-    /// None yet. They are told by `events` and counted by `corrected`.
+    /// Creates a record without corrections. `events` reports them, `corrected` counts them.
     pub fn new(timings: &Timings, events: Events, corrected: Counter, advice: Advice) -> Self {
         Self {
             events,
@@ -86,7 +86,7 @@ impl Drift {
         self.episodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a correction of the child has to wait. Another desired state, or a request of the owner's author, does not.
+    /// Returns whether a correction of the child must wait. A new desired state or reconcile request is never delayed.
     pub fn is_held_back(&self, owner: &Owner, child: &Key, digest: &str) -> bool {
         let mut episodes = self.episodes();
         let Some(episode) = episodes.get(child) else { return false };
@@ -97,7 +97,7 @@ impl Drift {
         episode.contest.as_ref().is_some_and(|contest| contest.next > Instant::now())
     }
 
-    /// A child was corrected.
+    /// Records a correction of a child.
     pub fn corrected(&self, owner: &Owner, child: &Key, correction: &Correction<'_>) {
         let Correction { what, fields, manager, digest } = correction;
         let (fields, by) = (fields::in_words(fields), manager.unwrap_or("another client"));
@@ -112,7 +112,7 @@ impl Drift {
 
         let now = Instant::now();
         let mut episodes = self.episodes();
-        // One that is over, and whatever is left of others.
+        // Ended episodes must neither accumulate nor continue in this one.
         let kept = self.window.max(self.backoff.max * 2);
         episodes.retain(|key, episode| {
             let is_this = key == child;
@@ -141,8 +141,9 @@ impl Drift {
         }
     }
 
-    /// What is to be said of a child that others keep changing, and when to look at it again. The child has just been found
-    /// to be as desired, or its correction has to wait: it is over once corrections have stopped.
+    /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.
+    /// Call it when the child matches its desired state or its correction must wait: the episode ends once corrections
+    /// have stopped.
     pub fn contested(&self, child: &Key) -> Option<(String, Duration)> {
         let now = Instant::now();
         let mut episodes = self.episodes();
@@ -157,7 +158,7 @@ impl Drift {
         Some((contest.message.clone(), again - now))
     }
 
-    /// The child is not wanted any more.
+    /// Forgets a child that is no longer desired.
     pub fn forget(&self, child: &Key) {
         self.episodes().remove(child);
     }

@@ -1,8 +1,8 @@
-//! The values that an object has at the fields that its desired state sets. Pure.
+//! Values of an object at the fields that its desired state sets. Pure.
 //!
-//! Lists are matched item by item where the object's own `managedFields` say by which keys
-//! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>), so that an item that somebody else
-//! added is no difference, and as a whole where they say that the list is one field.
+//! Lists are matched item by item where the object's own `managedFields` name the keys
+//! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy>), so that another manager's item
+//! is no difference, and as a whole where `managedFields` treat the list as atomic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,17 +12,17 @@ use serde_json::{Map, Value, json};
 
 use super::managed_fields::{fields, find, is_element, tells_of_content};
 
-/// Where a field is, in the form of `managedFields`: `f:spec`, `f:ports`, `k:{"port":80,"protocol":"TCP"}`.
+/// Path of a field, in the form of `managedFields`: `f:spec`, `f:ports`, `k:{"port":80,"protocol":"TCP"}`.
 pub type Path = Vec<String>;
 
-/// How many fields are named in a message.
+/// Maximum number of fields named in a message.
 const NAMED: usize = 5;
 
-/// The values of an object at some fields; null where it has none.
+/// Values of an object at some fields; null where a field is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Projection(BTreeMap<Path, Value>);
 
-/// An object without what `managedFields` never speak of, and without its status.
+/// Returns an object without its status and without the fields that `managedFields` never cover.
 pub fn content(object: &Value) -> Value {
     let mut content = object.clone();
     if let Some(object) = content.as_object_mut() {
@@ -34,8 +34,8 @@ pub fn content(object: &Value) -> Value {
     content
 }
 
-/// The values of `object` at the fields that `desired` sets. Both are [contents](content); `managed` are the object's
-/// `managedFields`.
+/// Returns the values of `object` at the fields that `desired` sets. Both are [contents](content); `managed` are the
+/// object's `managedFields`.
 pub fn project(object: &Value, desired: &Value, managed: &[ManagedFieldsEntry]) -> Projection {
     let sets: Vec<_> = managed.iter().filter(|entry| tells_of_content(entry)).map(fields).collect();
     let mut projection = Projection::default();
@@ -43,13 +43,13 @@ pub fn project(object: &Value, desired: &Value, managed: &[ManagedFieldsEntry]) 
     projection
 }
 
-/// All values of a [content].
+/// Returns all values of a [content].
 pub fn all(content: &Value) -> Projection {
     project(content, content, &[])
 }
 
-/// Whether `object` has every value of `desired` as the apiserver stores it. `manager` wrote it: a field that is one as a whole
-/// may have more inside, filled in by the apiserver, unless another manager has written it since.
+/// Returns whether `object`, written by `manager`, has every value of `desired` as the apiserver stores it. An atomic
+/// field may also contain the apiserver's defaults, unless another manager has written the field since.
 pub fn matches(object: &Value, desired: &Value, managed: &[ManagedFieldsEntry], manager: &str) -> bool {
     let wanted = project(desired, desired, managed);
     let is_others = |path: &Path| {
@@ -58,14 +58,14 @@ pub fn matches(object: &Value, desired: &Value, managed: &[ManagedFieldsEntry], 
         })
     };
     project(object, desired, managed).0.iter().all(|(path, value)| {
-        // Nothing at the very path: this is an item that is missing, and that one has fields.
+        // A missing item is a path of its own, while the desired item consists of fields.
         let Some(wanted) = wanted.0.get(path) else { return false };
         same(path, wanted, value) || (is_within(wanted, value) && !is_others(path))
     })
 }
 
 impl Projection {
-    /// A digest of the values.
+    /// Returns a digest of the values.
     pub fn digest(&self) -> u64 {
         let mut hash = DefaultHasher::new();
         for (path, value) in &self.0 {
@@ -74,10 +74,10 @@ impl Projection {
         hash.finish()
     }
 
-    /// The fields whose values differ; of a field that one of the two has not, nothing that is inside it.
+    /// Returns the fields whose values differ; where one side lacks a field, without the fields inside it.
     pub fn differences(&self, other: &Self) -> Vec<Path> {
         let mut differences: Vec<Path> = Vec::new();
-        // A path stands right before those inside it.
+        // A path sorts right before those inside it.
         let all: BTreeSet<_> = self.0.keys().chain(other.0.keys()).collect();
         for path in all {
             let is_inside = differences.last().is_some_and(|outer| path.starts_with(outer));
@@ -98,7 +98,7 @@ impl Projection {
                 }
             }
             (Value::Array(wanted), Value::Array(there)) => self.items(path, there, wanted, sets),
-            // That an empty object is there is all that is said of it.
+            // An empty desired object only requires that the object exists.
             (Value::Object(wanted), Value::Object(_)) if wanted.is_empty() => self.set(path, json!({})),
             _ => self.set(path, live.clone()),
         }
@@ -138,7 +138,7 @@ impl Projection {
     }
 }
 
-/// Names of the keys by which the items of a list are told apart; none if these sets do not say.
+/// Returns the keys that identify the items of a list; `None` if these sets do not show them.
 pub(super) fn keys(sets: &[&Value]) -> Option<Vec<String>> {
     let mut elements = sets.iter().filter_map(|set| set.as_object()).flat_map(Map::keys);
     elements.find_map(|element| {
@@ -147,26 +147,26 @@ pub(super) fn keys(sets: &[&Value]) -> Option<Vec<String>> {
     })
 }
 
-/// The element of `managedFields` that means this item.
+/// Returns the element of `managedFields` for this item.
 pub(super) fn element(item: &Value, keys: &[String], sets: &[&Value]) -> String {
     let mut elements = sets.iter().filter_map(|set| set.as_object()).flat_map(Map::keys);
     if let Some(element) = elements.find(|element| element.starts_with("k:") && is_element(element, item)) {
         return element.clone();
     }
-    // The one key of the API's own lists that has a default is the protocol.
+    // Among the keys of the API's own lists only the protocol has a default.
     let value = |name: &String| item.get(name).cloned().unwrap_or_else(|| "TCP".into());
     let keys: Map<_, _> = keys.iter().map(|name| (name.clone(), value(name))).collect();
     format!("k:{}", Value::Object(keys))
 }
 
-/// Whether the field is one as a whole: somebody has it, and nobody has anything inside it.
+/// Returns whether the field is atomic: somebody owns the field, and nobody owns anything inside it.
 fn is_whole(sets: &[&Value]) -> bool {
     let inside = |set: &Map<String, Value>| set.keys().any(|element| element != ".");
     let mut all = sets.iter().filter_map(|set| set.as_object());
     all.clone().any(Map::is_empty) && !all.any(inside)
 }
 
-/// Whether two values are one to the apiserver, which leaves out what is empty and has its own spelling of quantities.
+/// Returns whether two values are equal to the apiserver, which omits empty values and normalizes quantities.
 fn same(path: &Path, wanted: &Value, live: &Value) -> bool {
     if wanted == live || (is_empty(wanted) && is_empty(live)) {
         return true;
@@ -178,7 +178,7 @@ fn same(path: &Path, wanted: &Value, live: &Value) -> bool {
     }
 }
 
-/// Whether all of `wanted` is in `live`, which may have more.
+/// Returns whether `live` contains all of `wanted`.
 pub(super) fn is_within(wanted: &Value, live: &Value) -> bool {
     match (wanted, live) {
         (Value::Object(wanted), Value::Object(live)) => {
@@ -202,8 +202,9 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A quantity in billionths, the smallest that the API knows
-/// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>); none if it is finer, or too large.
+/// Parses a quantity into billionths, the smallest unit of the API
+/// (<https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/>); `None` if the quantity is
+/// finer or too large.
 fn quantity(text: &str) -> Option<i128> {
     let number_ends = text.find(|c: char| !matches!(c, '0'..='9' | '.' | '+' | '-')).unwrap_or(text.len());
     let (number, suffix) = text.split_at(number_ends);
@@ -235,7 +236,7 @@ fn quantity(text: &str) -> Option<i128> {
     if ten >= 0 { scaled.checked_mul(factor) } else { (scaled % factor == 0).then_some(scaled / factor) }
 }
 
-/// Fields in words: `spec.replicas and spec.template.spec.containers[name=web].image`; the first few of many.
+/// Formats fields as `spec.replicas and spec.template.spec.containers[name=web].image`; only the first few of many.
 pub fn in_words(paths: &[Path]) -> String {
     let mut named: Vec<_> = paths.iter().take(NAMED).map(Vec::as_slice).map(name).collect();
     if paths.len() > NAMED {

@@ -55,15 +55,15 @@ pub enum Outcome<T> {
     Stopped,
 }
 
-/// What one attempt to acquire or renew the lease came to.
+/// Result of one attempt to acquire or renew the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
     /// This candidate holds the lease.
     Held,
     /// The lease names another holder.
     HeldByAnother,
-    /// The lease changed between the read and the write. Its holder may still be this candidate: a program may have edited
-    /// its metadata, or a request of this candidate may have arrived late.
+    /// The lease changed between the read and the write. This candidate may still hold the lease: a program may have
+    /// edited its metadata, or an earlier request of this candidate may have arrived late.
     Conflict,
 }
 
@@ -132,7 +132,7 @@ impl Election {
                     info!(lease = self.name, identity = self.identity, "holding the lease");
                     return Some((started, seen));
                 }
-                // After a conflict another candidate was faster.
+                // A conflict means that another candidate was faster.
                 Ok(Ok(Attempt::HeldByAnother | Attempt::Conflict)) => complaint.clear(),
                 Ok(Err(error)) => complaint.say(causes(&error), "cannot ask for the lease"),
                 Err(_) => complaint.say("the apiserver does not answer".into(), "cannot ask for the lease"),
@@ -153,8 +153,8 @@ impl Election {
         }
     }
 
-    /// Renews the lease until it is lost: until it names another holder, or the renew deadline has passed. A conflict alone
-    /// is retried, as client-go does.
+    /// Renews the lease until it names another holder, or the renew deadline has passed. A conflict alone is retried,
+    /// as client-go does.
     async fn hold(&self, fence: &Fence, mut renewed: Instant, seen: &mut Option<Seen>) {
         let mut complaint = Complaint::default();
         loop {

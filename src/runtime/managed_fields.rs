@@ -1,8 +1,8 @@
-//! Who says what about an object, as its `managedFields` tell
+//! Ownership of an object's fields, from its `managedFields`
 //! (<https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management>).
 //!
-//! They decide what is handed over when an object is adopted, and which fields are taken from other managers. Whether an
-//! object has drifted is judged by its values ([`fields`](super::fields)).
+//! Ownership decides which fields an adoption transfers, and which fields are taken from other managers. Values decide
+//! whether an object has drifted ([`fields`](super::fields)).
 
 use std::collections::BTreeSet;
 
@@ -94,24 +94,24 @@ pub fn handed_over(
     entries
 }
 
-/// Whether anybody but `manager` says something at `path`.
+/// Returns whether any manager but `manager` owns something at `path`.
 pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -> bool {
     managed.iter().any(|entry| entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some())
 }
 
-/// What was taken from other managers.
+/// Fields taken from other managers.
 #[derive(Debug, PartialEq)]
 pub struct Taken {
-    /// The entries after that.
+    /// The `managedFields` afterwards.
     pub entries: Vec<ManagedFieldsEntry>,
-    /// The fields.
+    /// The taken fields.
     pub fields: BTreeSet<Path>,
-    /// Who had them.
+    /// Managers that owned these fields.
     pub managers: BTreeSet<String>,
 }
 
-/// Has `manager`, which applied the object, hold these fields in place of whoever else does, so that its next apply removes
-/// those that it does not name; none if nobody else holds any of them.
+/// Transfers these fields to `manager`, which applied the object, from all other managers, so that its next apply
+/// removes the fields it does not set; `None` if nobody else owns any of them.
 pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Path>) -> Option<Taken> {
     let mut entries = managed.to_vec();
     let ours = entries.iter().position(|entry| is_of(entry, manager) && operation(entry) == APPLY)?;
@@ -142,8 +142,8 @@ pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Pat
     (!fields_taken.is_empty()).then_some(Taken { entries, fields: fields_taken, managers })
 }
 
-/// Who wrote these fields last, besides `manager`: whoever holds one of them, or else who wrote something beside it after
-/// `manager` did. Of a field that was removed the entries tell nothing.
+/// Returns the last writer of these fields besides `manager`: an owner of one of them, or else a manager that wrote
+/// something beside it after `manager` did, because `managedFields` do not cover removed fields.
 pub fn last_writer<'a>(managed: &'a [ManagedFieldsEntry], manager: &str, paths: &[Path]) -> Option<&'a str> {
     let (ours, others): (Vec<_>, Vec<_>) = managed
         .iter()
@@ -161,22 +161,22 @@ pub fn last_writer<'a>(managed: &'a [ManagedFieldsEntry], manager: &str, paths: 
     newest(&holds).or_else(|| newest(&is_beside))?.manager.as_deref()
 }
 
-/// Lists whose items are never taken for another one's fault: another's sidecar or volume stays.
+/// Lists whose items are never taken for another item's fault: other managers' sidecars and volumes stay.
 const KEPT: [&str; 4] = ["f:containers", "f:initContainers", "f:ephemeralContainers", "f:volumes"];
 
-/// One step to a field that the apiserver names in an answer.
+/// Step to a field that the apiserver names in an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     /// A field of that name.
     Field(String),
-    /// An item of a list. Which one is not known: its number is that of an object which was never stored.
+    /// An item of a list. Its index is unknown: the answer numbers the items of an object that was never stored.
     Item,
 }
 
-/// Fields of managers other than `manager` that stand beside ours at `field`, as the apiserver names it where it refuses the
-/// two together (`spec.template.spec.containers[0].env[1].valueFrom`): those at the field itself; or else in the smallest list
-/// item or map around it that has a field of `desired`; or, where whole items exclude one another, the items of others in that
-/// list. `desired` is an object as it is sent.
+/// Returns the fields of other managers than `manager` that conflict at `field`, as the apiserver names it where it
+/// refuses both together (`spec.template.spec.containers[0].env[1].valueFrom`): those at the field itself; or else in
+/// the smallest list item or map around it that has a field of `desired`; or, where whole items exclude one another,
+/// the items of others in that list. `desired` is an object as sent.
 pub fn rivals(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value, field: &str) -> BTreeSet<Path> {
     let (desired, steps) = (content(desired), steps(field));
     let (ours, others): (Vec<_>, Vec<_>) = managed
@@ -190,7 +190,7 @@ pub fn rivals(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value, fi
         let all = ours.iter().chain(&others);
         let has_items = || all.clone().any(|entry| all_at(fields(entry), around).iter().any(|(_, set)| has_items(set)));
         if !is_item && !is_list && has_items() {
-            // It is as good as all of the object.
+            // A map with lists inside is nearly the whole object.
             break;
         }
         let mut found = BTreeSet::new();
@@ -215,8 +215,8 @@ pub fn rivals(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value, fi
     BTreeSet::new()
 }
 
-/// Ports of others in place of which `desired` has one of another number that is otherwise the same, and that is missing:
-/// somebody gave ours another number. `object` is the live one.
+/// Returns the ports of others that differ only in their number from a missing port of `desired`: somebody has
+/// renumbered that port. `object` is the live object.
 pub fn renumbered(managed: &[ManagedFieldsEntry], manager: &str, object: &Value, desired: &Value) -> BTreeSet<Path> {
     let sets: Vec<_> = managed.iter().filter(|entry| tells_of_content(entry)).map(fields).collect();
     let mut found = BTreeSet::new();
@@ -268,7 +268,7 @@ fn renumbered_in(object: &Value, desired: &Value, sets: &[&Value], path: &mut Pa
                 })
             };
             let renumbered: Vec<_> = others.iter().filter(same).collect();
-            // Of more than are missing it is not certain which ones were ours.
+            // With more candidates than missing ports, the renumbered ones are uncertain.
             if keys.iter().any(is_port) && renumbered.len() <= missing.len() {
                 found.extend(renumbered.iter().map(|item| [path.clone(), vec![element(item)]].concat()));
             }
@@ -296,7 +296,7 @@ fn steps(field: &str) -> Vec<Step> {
     steps
 }
 
-/// What there is of a set at these steps.
+/// Returns the parts of a set at these steps.
 fn all_at<'a>(set: &'a Value, steps: &[Step]) -> Vec<(Path, &'a Value)> {
     steps.iter().fold(vec![(Path::new(), set)], |found, step| {
         let next = found.into_iter().flat_map(|(path, set)| {
@@ -310,7 +310,7 @@ fn all_at<'a>(set: &'a Value, steps: &[Step]) -> Vec<(Path, &'a Value)> {
     })
 }
 
-/// Whether `desired` sets a field at these steps.
+/// Returns whether `desired` sets a field at these steps.
 fn is_set(desired: &Value, steps: &[Step]) -> bool {
     match steps.split_first() {
         None => !desired.is_null(),
@@ -327,13 +327,13 @@ fn value_at<'a>(desired: &'a Value, path: &[String]) -> Option<&'a Value> {
     value.filter(|value| !value.is_null())
 }
 
-/// Whether there are items of lists in the set, however deep.
+/// Returns whether the set has list items at any depth.
 fn has_items(set: &Value) -> bool {
     set.as_object().into_iter().flatten().any(|(element, set)| element.starts_with("k:") || has_items(set))
 }
 
-/// Adds the fields of the set that `desired` does not set: of a list its items, of anything else what is no item of a list
-/// inside it.
+/// Adds the fields of the set that `desired` does not set: the items of a list, or else the fields inside that are no
+/// list items.
 fn foreign(set: &Value, desired: &Value, path: &Path, found: &mut BTreeSet<Path>) {
     for (element, inner) in set.as_object().into_iter().flatten().filter(|(element, _)| *element != ".") {
         let path = [path.clone(), vec![element.clone()]].concat();
@@ -346,7 +346,7 @@ fn foreign(set: &Value, desired: &Value, path: &Path, found: &mut BTreeSet<Path>
     }
 }
 
-/// `field` at `path`.
+/// Returns a set with `field` at `path`.
 fn nested(path: &[&str], field: Value) -> Value {
     path.iter().rev().fold(field, |inner, name| Value::Object([((*name).to_owned(), inner)].into_iter().collect()))
 }
@@ -359,7 +359,7 @@ fn is_of(entry: &ManagedFieldsEntry, manager: &str) -> bool {
     entry.manager.as_deref() == Some(manager) && entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
-/// The set of fields of an entry.
+/// Returns the set of fields of an entry.
 pub(super) fn fields(entry: &ManagedFieldsEntry) -> &Value {
     entry.fields_v1.as_ref().map_or(&Value::Null, |fields| &fields.0)
 }
@@ -406,12 +406,12 @@ pub(super) fn is_element(element: &str, item: &Value) -> bool {
     keys.iter().all(|(name, value)| item.get(name).map_or(value == "TCP", |item| item == value))
 }
 
-/// What there is of a set at a path.
+/// Returns the part of a set at a path.
 pub(super) fn find<'a>(set: &'a Value, path: &[impl AsRef<str>]) -> Option<&'a Value> {
     path.iter().try_fold(set, |set, name| set.get(name.as_ref()))
 }
 
-/// Whether an entry may speak of anything but the status.
+/// Returns whether an entry may cover fields other than the status.
 pub(super) fn tells_of_content(entry: &ManagedFieldsEntry) -> bool {
     entry.subresource.as_deref() != Some("status")
 }

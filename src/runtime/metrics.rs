@@ -40,7 +40,7 @@ type Histograms<const N: usize> = Family<[Label; N], Histogram, fn() -> Histogra
 
 /// From a pass that finds nothing to do to one that runs into its timeout.
 const RECONCILE_BUCKETS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// From "at once" to the age from which an entry may expire.
+/// Buckets from immediate delivery to the age from which an entry may expire.
 const LATENCY_BUCKETS: [f64; 16] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0];
 
@@ -298,22 +298,22 @@ impl Metrics {
         self.0.entries_merged.inc_by(count);
     }
 
-    /// The apiserver refused, with this status code, to write the status of one `TrackedField`.
+    /// Counts a status write of one `TrackedField` that the apiserver refused with this status code.
     pub fn status_write_rejected(&self, code: u16) {
         self.0.status_writes_rejected.get_or_create(&[("code", code.to_string().into())]).inc();
     }
 
-    /// That many entries expired: an attempt failed when they were too old.
+    /// Counts expired entries, which were too old when a failed attempt began.
     pub fn entries_expired(&self, count: u64) {
         self.0.entries_expired.inc_by(count);
     }
 
-    /// That many entries failed: their receiver refused them, and accepted others.
+    /// Counts failed entries, which their receiver refused while it accepted others.
     pub fn entries_rejected(&self, count: u64) {
         self.0.entries_rejected.inc_by(count);
     }
 
-    /// The corrections of drift by one controller, which appear at zero from now on.
+    /// Returns the counter of drift corrections by one controller, which appears at zero from now on.
     pub fn drift_corrections(&self, controller: &'static str) -> Counter {
         self.0.drift_corrections.get_or_create_owned(&label([("controller", controller)]))
     }

@@ -40,7 +40,7 @@ pub mod watch_hub;
 pub mod watching;
 pub mod written;
 
-/// How many threads there are for what blocks: looking up the names of the apiserver, Telegram and AWS, above all.
+/// Threads for blocking work, mainly lookups of the names of the apiserver, Telegram and AWS.
 pub const BLOCKING_THREADS: usize = 16;
 
 /// Namespace and name of an object of ours. Cheap to clone: it is a key in many maps.

@@ -74,17 +74,17 @@ impl Owner {
         self.fresh
     }
 
-    /// What a person last asked a reconcile with.
+    /// Returns the value of the last reconcile request that a person made.
     pub fn requested(&self) -> Option<&str> {
         self.requested.as_deref()
     }
 
-    /// Its kind.
+    /// Returns the owner's kind.
     pub fn kind(&self) -> &str {
         &self.reference.kind
     }
 
-    /// What an Event about it names.
+    /// Returns the reference to the owner for Events.
     pub fn object_ref(&self) -> ObjectReference {
         ObjectReference {
             api_version: Some(self.reference.api_version.clone()),

@@ -37,7 +37,7 @@ pub trait Reconciler: Send + Sync + 'static {
     /// One pass over one object. Never two at once for the same object; may be dropped at any await.
     fn reconcile(&self, object: Arc<Self::Object>) -> impl Future<Output = Result<Outcome, Self::Error>> + Send;
 
-    /// This replica begins to lead, before the first pass: what it saw while it stood by may be of the past.
+    /// Starts to lead, before the first reconcile: state observed as a standby may be stale.
     fn lead(&self) {}
 
     /// How often each object is looked at without a reason, where that is `usual`.
@@ -60,8 +60,8 @@ pub enum Outcome {
     Waiting,
     /// Something falls due by the clock.
     RequeueAfter(Duration),
-    /// The answer to a request that was made outside the pass wakes the next one, or this time does. Whether the request
-    /// fails is not known yet, so no growing delay begins anew.
+    /// A request outside the reconcile is in flight. Its answer wakes the next reconcile, at the latest after this
+    /// delay. The request may still fail, so the backoff is not reset.
     Unfinished(Duration),
 }
 
@@ -112,13 +112,13 @@ fn refusal<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Statu
     None
 }
 
-/// The time over which objects are retried after an outage, however many there are: with the time until a probe notices the
-/// apiserver's return it stays well below 30 s.
+/// Time over which objects are retried after an outage, however many there are: with the delay until a probe notices
+/// the apiserver's return the total stays well below 30 s.
 const SPREAD: Duration = Duration::from_secs(12);
-/// The longest time between two of them.
+/// Longest time between two such retries.
 const STEP: Duration = Duration::from_millis(50);
-/// How long after one return of the apiserver the next one is acted upon; from the first pause again once it has not returned
-/// for the longest.
+/// Backoff between returns of the apiserver that trigger retries; reset once the apiserver has not returned for the
+/// longest delay.
 const RETURNS: Policy = Policy { min: Duration::from_secs(6), max: Duration::from_mins(5) };
 
 /// Generation and `requested-at` of an object: with another one the delays begin anew.
@@ -183,8 +183,8 @@ pub struct Runner<R: Reconciler> {
     availability: Availability,
     watchdog: Watchdog,
     running: TaskTracker,
-    /// The objects whose last reconcile failed for a transient reason, or during an outage, and until when the apiserver
-    /// asked that they wait.
+    /// Objects whose last reconcile failed for a transient reason, or during an outage, with the time until which the
+    /// apiserver asked them to wait.
     transient: Mutex<HashMap<ObjectRef<R::Object>, Option<Instant>>>,
     failed: Backoffs<ObjectRef<R::Object>>,
     slow: Backoffs<ObjectRef<R::Object>>,
@@ -194,8 +194,9 @@ pub struct Runner<R: Reconciler> {
 }
 
 impl<R: Reconciler> Runner<R> {
-    /// `name` is what logs and metrics call the controller. Each pass is tracked by `running`; none begins once that is
-    /// closed. Objects that failed for a transient reason are retried when `availability` says that the apiserver is back.
+    /// Creates a controller; logs and metrics call it `name`. `running` tracks each reconcile; none begins once
+    /// `running` is closed. Objects that failed for a transient reason are retried when `availability` reports the
+    /// apiserver's return.
     pub fn new(
         name: &'static str,
         reconciler: Arc<R>,
@@ -221,7 +222,7 @@ impl<R: Reconciler> Runner<R> {
         }
     }
 
-    /// Tells the controller that this replica begins to lead.
+    /// Notifies the controller that this replica begins to lead.
     pub fn lead(&self) {
         self.reconciler.lead();
     }
@@ -256,14 +257,14 @@ impl<R: Reconciler> Runner<R> {
         }
     }
 
-    /// After each outage of the apiserver retries the objects that failed for a transient reason, one by one in random
-    /// order, with the first delay of their backoff next. Never ends.
+    /// Retries the objects that failed for a transient reason after each outage of the apiserver, one by one in random
+    /// order, and resets their backoff. Never returns.
     async fn retry_after_outages(&self, trigger: &Trigger<R::Object>) {
         let mut returns = self.availability.returns();
         let (mut next, mut pauses) = (Instant::now(), RETURNS.series());
-        // The sender is gone only while the process ends.
+        // The sender is dropped only while the process ends.
         while returns.changed().await.is_ok() {
-            // An apiserver that returns again and again must not do away with the backoff.
+            // An apiserver that returns again and again must not disable the backoff.
             if next.elapsed() > RETURNS.max {
                 pauses = RETURNS.series();
             }
@@ -314,7 +315,7 @@ impl<R: Reconciler> Runner<R> {
             return Action::await_change();
         }
         let key = ObjectRef::from_obj(object.as_ref());
-        // Whatever woke it: the apiserver asked that it wait.
+        // The apiserver's request to wait applies to every trigger.
         let until = self.transient().get(&key).copied().flatten();
         let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
         if !left.is_zero() {
@@ -337,7 +338,7 @@ impl<R: Reconciler> Runner<R> {
         let pass = AssertUnwindSafe(self.reconciler.reconcile(object)).catch_unwind();
         let ended = timeout(self.limits.timeout, pass).await;
         if self.availability.returned() != returns {
-            // If it failed, then for an outage that is over.
+            // Any failure would be due to an outage that is over.
             self.failed.reset(key);
         }
         let (result, action) = match ended {
@@ -384,15 +385,15 @@ impl<R: Reconciler> Runner<R> {
         Action::requeue(self.reconciler.resync(self.limits.resync).mul_f64(rand::random_range(1.0..1.2)))
     }
 
-    /// Returns until when the apiserver asked that this object wait, if there was a 429 in its reconcile. A later failure, such
-    /// as a conflict, may hide it: so any new pause counts. `paused` is the one from before.
+    /// Returns until when the apiserver asked this object to wait, if its reconcile got a 429. A later failure, such as
+    /// a conflict, may hide the 429, so any new pause counts. `paused` is the pause from before.
     fn asked_to_wait(&self, error: &(dyn std::error::Error + 'static), paused: Option<Instant>) -> Option<Instant> {
         let now_paused = self.availability.paused_until();
         let new = now_paused.filter(|_| now_paused != paused);
         let Some(said) = refusal(error).filter(|status| status.code == 429) else { return new };
         let seconds = said.details.as_ref().map_or(0, |details| details.retry_after_seconds);
         match seconds {
-            // Priority and fairness answers in plain text: only the header says how long.
+            // Priority and fairness answers in plain text: only the header has the delay.
             0 => now_paused,
             seconds => new.max(Some(Instant::now() + availability::pause(seconds))),
         }
@@ -458,7 +459,7 @@ mod tests {
         assert_eq!(error.class(), class);
     }
 
-    /// Each reconcile fails with this status, or succeeds without one; when each began is noted.
+    /// A controller whose reconciles fail with this status, or succeed without one, and that notes the start of each.
     #[derive(Default)]
     struct Failing {
         status: Mutex<Option<serde_json::Value>>,
@@ -486,7 +487,7 @@ mod tests {
         fn gone(&self, _: &Key) {}
     }
 
-    /// Such as one whose request, once answered, fails again and again.
+    /// An unfinished reconcile's request may fail each time it is answered.
     #[test]
     fn delays_go_on_growing_over_an_unfinished_pass() {
         let policy = Policy { min: Duration::from_secs(1), max: Duration::from_hours(1) };
@@ -525,7 +526,7 @@ mod tests {
         json!({ "status": "Failure", "message": "", "reason": "ServiceUnavailable", "code": 503 })
     }
 
-    /// Runs a controller of so many objects whose failures are retried after an hour.
+    /// Runs a controller of `objects` objects whose failures are retried after an hour.
     fn run(
         objects: usize,
         status: serde_json::Value,
@@ -552,7 +553,7 @@ mod tests {
         let store = cache.store();
         let woken = trigger.clone();
         tokio::spawn(async move {
-            // The store lasts as long as what writes it.
+            // The store lasts as long as its writer.
             let _cache = cache;
             runner.run(store, woken).await;
         });
@@ -619,7 +620,7 @@ mod tests {
         assert!(failing.count() > 1, "what woke it is not forgotten");
     }
 
-    /// The pause began in the reconcile, whose error is of what failed last.
+    /// The pause began in the reconcile, but the error shows only the last failure.
     #[test]
     fn retry_after_that_a_later_conflict_hides_is_kept() {
         let availability = Availability::default();

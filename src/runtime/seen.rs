@@ -49,7 +49,7 @@ pub struct Known<S> {
     pub version: u64,
     /// Whom it is news to.
     pub owner: Option<Key>,
-    /// A digest of what may matter of it: with another one it is looked at again.
+    /// Digest of the relevant content; a change triggers a check.
     pub print: u64,
     /// It is being deleted.
     pub going: bool,
@@ -57,18 +57,18 @@ pub struct Known<S> {
     pub report: S,
 }
 
-/// What was confirmed of a child: it matched its desired state.
+/// Confirmed match of a child with its desired state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Match {
     /// Digest of the desired state.
     pub desired: String,
-    /// Digest of the values that it then had at the fields that the desired state sets.
+    /// Digest of the child's values at the fields that the desired state sets.
     pub values: u64,
 }
 
 struct Confirmed {
     matched: Match,
-    /// The child's [`Known::print`] then.
+    /// The child's [`Known::print`] at that time.
     print: u64,
     at: Instant,
 }
@@ -126,7 +126,7 @@ impl<S: Clone + PartialEq> Seen<S> {
         self.state().known.get(key).map(|(known, _)| known.clone())
     }
 
-    /// What was confirmed of the child of that UID, whatever has become of it since.
+    /// Returns the last confirmed match of the child of that UID, even if the child has changed since.
     pub fn matched(&self, key: &Key, uid: &str) -> Option<Match> {
         let state = self.state();
         let (known, confirmed) = state.known.get(key)?;
@@ -167,9 +167,9 @@ impl<S: Clone + PartialEq> Seen<S> {
         Asking { seen: self, key: key.clone() }
     }
 
-    /// We wrote or read it so, and it matches its desired state: what is known of it is at least as new. One that the watch has shown to
-    /// be gone while it was asked for, or that a list meanwhile did not show, may be gone, which would never be said again:
-    /// it is not kept, and `false` says that it is to be looked at once more.
+    /// Records a child that was written or read and matches its desired state, unless newer state is known. Returns
+    /// `false` if the child may be deleted: the watch showed its deletion during the request, or a list omitted the
+    /// child. Nothing would report that again, so such a child is not kept and needs another check.
     pub fn wrote(&self, key: &Key, known: Known<S>, matched: Match) -> bool {
         let mut state = self.state();
         if state.asking.get(key).is_some_and(|asked| asked.missed || asked.gone.contains(&known.uid)) {
@@ -178,7 +178,7 @@ impl<S: Clone + PartialEq> Seen<S> {
         state.absent.remove(key);
         let confirmed = Confirmed { matched, print: known.print, at: Instant::now() };
         match state.known.get_mut(key) {
-            // The watch was faster. What matters of it may be the same.
+            // The watch was faster; the relevant content may be the same.
             Some((newer, before)) if newer.version > known.version => {
                 if newer.uid == known.uid {
                     *before = Some(confirmed);

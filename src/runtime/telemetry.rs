@@ -108,7 +108,7 @@ pub fn pass(controller: &str, group: &str, kind: &str, namespace: &str, name: &s
     )
 }
 
-/// The span of requests for one object that no pass waits for.
+/// Creates the span of requests for one object outside its reconciles.
 pub fn ask(controller: &str, key: &Key) -> Span {
     let (namespace, name) = (&*key.namespace, &*key.name);
     tracing::info_span!(target: "quartermaster", "ask", controller, namespace, name)

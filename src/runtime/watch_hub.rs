@@ -46,7 +46,7 @@ impl From<&ApiResource> for ResourceName {
 
 /// Who looks at what the watches show. Called from the watches' own tasks: it must not block.
 pub trait Observer<K = DynamicObject>: Send + Sync + 'static {
-    /// A watch begins: all that follows comes from lists that began in this generation, see [`WatchHub::relist`].
+    /// Handles the start of a watch: all later events come from lists of this generation, see [`WatchHub::relist`].
     fn begins(&self, _resource: &ResourceName, _shard: Option<&str>, _generation: u64) {}
     /// A watch begins to list its shard (`None` is the whole cluster).
     fn listing(&self, resource: &ResourceName, shard: Option<&str>);
@@ -90,7 +90,7 @@ impl WatchHub {
         Self { client, scope, config, observer, metrics, tasks, watchdog, generation, watches: Mutex::default() }
     }
 
-    /// Has every watch list anew. `next` is told the generation of these lists before any of them begins.
+    /// Relists every watch. `next` receives the generation of these lists before any of them begins.
     pub fn relist(&self, next: impl FnOnce(u64)) {
         self.generation.send_modify(|generation| {
             *generation += 1;
@@ -151,11 +151,11 @@ impl Drop for WatchHub {
     }
 }
 
-/// One watch of a resource, shown to an observer.
+/// Watch of a resource, shown to an observer.
 pub struct ResourceWatch<K, C> {
     /// The resource, in the cluster or in one namespace.
     pub api: Api<K>,
-    /// How to watch.
+    /// Configuration of the watch.
     pub config: watcher::Config,
     /// The resource's name.
     pub resource: ResourceName,
@@ -174,7 +174,7 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     C: Fn() -> Watch + Send,
 {
-    /// Watches until it is dropped, and lists anew in each further `generation`.
+    /// Watches until dropped, and relists for each further `generation`.
     pub async fn run(self, mut generation: watch::Receiver<u64>) {
         loop {
             let current = *generation.borrow_and_update();
@@ -215,7 +215,7 @@ where
     }
 }
 
-/// Waits for another generation. Without a sender there is none.
+/// Waits for another generation, forever without a sender.
 async fn next(generation: &mut watch::Receiver<u64>) {
     if generation.changed().await.is_err() {
         std::future::pending::<()>().await;

@@ -1,4 +1,4 @@
-//! A DNS server on loopback: it answers, keeps silent or loses queries as it is told, and records them.
+//! A DNS server on loopback that answers, ignores or loses queries as the test says, and records them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,22 +17,22 @@ use crate::journal::{Journal, lock};
 /// A query that reached the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
-    /// When it arrived.
+    /// Arrival time.
     pub at: Instant,
-    /// The name, in lower case, without the dot at its end.
+    /// Name in lower case, without the dot at its end.
     pub name: String,
     /// The type, such as `A`.
     pub kind: String,
 }
 
-/// What the server does with the queries for a name.
+/// Reaction of the server to the queries for a name.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Address(IpAddr),
     Silence,
 }
 
-/// The server. It ends when it is dropped.
+/// A running server, which stops when dropped.
 pub struct DnsServer {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -47,10 +47,10 @@ struct Shared {
 }
 
 impl DnsServer {
-    /// Starts a server that knows no name: it answers each query with NXDOMAIN.
+    /// Starts a server that knows no name: each query gets NXDOMAIN.
     ///
     /// # Errors
-    /// No port is free.
+    /// If no port is free.
     pub async fn start() -> anyhow::Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no port for a DNS server")?;
         let (address, shared) = (socket.local_addr()?, Arc::<Shared>::default());
@@ -58,15 +58,15 @@ impl DnsServer {
         Ok(Self { address, shared, task })
     }
 
-    /// Its port, on 127.0.0.1.
+    /// Returns the server's port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// Writes a `resolv.conf` that names this server, into `folder`. The port has no place there.
+    /// Writes a `resolv.conf` that names this server into `folder`. The format has no place for the port.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// If the file cannot be written.
     pub fn resolv_conf(&self, folder: &Path, further: &str) -> anyhow::Result<PathBuf> {
         let file = folder.join("resolv.conf");
         std::fs::write(&file, format!("nameserver {}\n{further}\n", self.address.ip()))?;
@@ -78,24 +78,24 @@ impl DnsServer {
         lock(&self.shared.answers).insert(name.into(), Answer::Address(address.into()));
     }
 
-    /// Keeps silent about `name`.
+    /// Ignores queries for `name`.
     pub fn silence(&self, name: &str) {
         lock(&self.shared.answers).insert(name.into(), Answer::Silence);
     }
 
-    /// Loses the next so many queries of each type for `name`.
+    /// Loses the next `count` queries of each type for `name`.
     pub fn lose(&self, name: &str, count: usize) {
         for kind in [RecordType::A, RecordType::AAAA] {
             lock(&self.shared.lost).insert(format!("{name} {kind}"), count);
         }
     }
 
-    /// All queries so far.
+    /// Returns all queries so far.
     pub fn queries(&self) -> Vec<Arc<Query>> {
         self.shared.queries.all()
     }
 
-    /// How many queries for addresses of IPv4 there were for `name`: one for each lookup of which none was lost.
+    /// Returns the number of IPv4 queries for `name`: one for each lookup of which none was lost.
     pub fn lookups(&self, name: &str) -> usize {
         self.queries().iter().filter(|query| query.name == name && query.kind == "A").count()
     }
@@ -105,10 +105,10 @@ impl DnsServer {
         self.shared.queries.clear();
     }
 
-    /// Returns all queries, once `enough` says yes to them; an error after `deadline`.
+    /// Returns all queries once `enough` accepts them.
     ///
     /// # Errors
-    /// It never did.
+    /// If `deadline` passes first.
     pub async fn wait_for(
         &self,
         deadline: Duration,
@@ -155,7 +155,7 @@ impl Shared {
             Some(Answer::Address(address)) if (kind == RecordType::A) == address.is_ipv4() => {
                 answer.add_answer(Record::from_rdata(query.name().clone(), 60, RData::from(*address)));
             }
-            // The name is there, without an address of this kind.
+            // The name exists, but without an address of this type.
             Some(Answer::Address(_)) => {}
             None => answer.metadata.response_code = ResponseCode::NXDomain,
         }

@@ -121,7 +121,7 @@ enum Fate {
     Stops(&'static str),
     /// The message waits, the contact point stays ready.
     Waits,
-    /// The message fails, once a test message was accepted; the next ones go.
+    /// The message fails after an accepted test message; later messages go out.
     Fails,
 }
 
@@ -151,7 +151,7 @@ async fn a_message_waits_or_fails_as_its_answer_says() {
         let name = code.to_string();
         bed.webhook(&name, &receiver.url()).await;
         bed.ready(&name).await;
-        // Of the receiver's as a whole, or of the message.
+        // The refusal concerns the receiver as a whole, or the message.
         let reply = Reply::status(status(*code)).body(format!("because-{code}"));
         match fate {
             Fate::Fails => receiver.at_text("\"trackedField\"", reply),

@@ -1,4 +1,4 @@
-//! Names of webhooks: who is looked up how often, what is done about silence, and that one tenant's names delay no other.
+//! Webhook names: number of lookups, behaviour without an answer, and isolation of tenants.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,10 +10,10 @@ use testbed::receiver::Receiver;
 
 use crate::support::{Bed, Operator, SOON, Settings, condition};
 
-/// A DNS server, and what leads the operator to it.
+/// A DNS server, and settings that lead the operator to it.
 struct Scene {
     dns: DnsServer,
-    /// Holds `resolv.conf`.
+    /// Folder of `resolv.conf`.
     _folder: Folder,
     settings: Settings,
 }
@@ -56,7 +56,7 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
     other.ready("prompt").await;
     let mut hanging: Vec<Instant> = began(&dns.queries()).into_values().collect();
     assert!(hanging.len() < HANGING, "it had to wait until each of the others had its turn");
-    // Each takes two seconds at least: two tries of a second each.
+    // Each lookup takes at least two seconds: two tries of a second each.
     hanging.sort();
     for three in hanging.windows(3) {
         assert!(three[2] - three[0] > Duration::from_secs(1), "three at once: {:?}", three[2] - three[0]);
@@ -71,7 +71,7 @@ async fn lost_queries_are_repeated_within_the_attempt() {
     let bed = Bed::shared("lost").await;
     let receiver = Receiver::start().unwrap();
     dns.answer("lost.test", Ipv4Addr::LOCALHOST);
-    // More than one try of a second repeats, and fewer than two.
+    // Four lost queries outlast one try of a second, but not two.
     dns.lose("lost.test", 4);
     let operator = Operator::start(&bed, settings).await;
     bed.webhook("lost", &url("lost.test", &receiver)).await;
@@ -81,7 +81,7 @@ async fn lost_queries_are_repeated_within_the_attempt() {
     assert!(!operator.metrics().await.contains(retried), "the first attempt arrived");
 }
 
-/// A hundred connections in a moment; and a single label that the search list makes a name of.
+/// Many connections within seconds, and a single label that the search list completes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_to_one_name_within_seconds_cost_one_lookup() {
     let Scene { dns, _folder, settings } = scene("search tenant.test\noptions ndots:5").await;
@@ -121,7 +121,7 @@ async fn address_is_looked_up_again_after_a_failed_connection() {
     let Scene { dns, _folder, settings } = scene("").await;
     let bed = Bed::shared("moved").await;
     let receiver = Receiver::start().unwrap();
-    // Nobody listens there.
+    // No server listens there.
     dns.answer("moved.test", Ipv4Addr::new(127, 0, 0, 9));
     let _operator = Operator::start(&bed, settings).await;
     bed.webhook("moved", &url("moved.test", &receiver)).await;
@@ -131,7 +131,7 @@ async fn address_is_looked_up_again_after_a_failed_connection() {
     let queries = dns.wait_for(SOON, |queries| lookups(queries).len() >= 5).await.unwrap();
     let mut gaps = lookups(&queries).windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>();
     gaps.sort();
-    // Kept addresses would be kept for five seconds.
+    // Cached addresses would last five seconds.
     assert!(gaps[0] < Duration::from_secs(4), "{gaps:?}");
     dns.answer("moved.test", Ipv4Addr::LOCALHOST);
     bed.ready("moved").await;

@@ -262,7 +262,7 @@ impl Reconciler for AppServices {
             }
         };
         if let Some(Problem::Paced(wait)) = problem {
-            // Nothing is known of it yet that could be told.
+            // The Deployment is not confirmed yet, so there is no state to report.
             return Ok(Outcome::RequeueAfter(wait));
         }
         let foreign = |it| matches!(&problem, Some(Problem::Conflict { parts, .. }) if parts.contains(&it));

@@ -21,7 +21,7 @@ use crate::runtime::{Key, apply, drift};
 
 /// Reason of the Event of an autoscaler that went.
 pub const AUTOSCALING_OFF: &str = "AutoscalingOff";
-/// What to do instead of changing a field of an object that an app has.
+/// Changes to make instead of editing an app's objects, by field.
 pub const ADVICE: Advice = &[(
     "spec.replicas",
     "scale the AppService instead (spec.size, spec.autoscaling, kubectl scale, or a HorizontalPodAutoscaler whose \
@@ -30,7 +30,7 @@ pub const ADVICE: Advice = &[(
 /// How many Pods run, in the form of `managedFields`.
 const REPLICAS: &[&str] = &["f:spec", "f:replicas"];
 
-/// The ports of a Service, in that form.
+/// The ports of a Service, in the form of `managedFields`.
 const SERVICE_PORTS: &[&str] = &["f:spec", "f:ports"];
 
 /// What is kept of a Deployment.
@@ -79,14 +79,14 @@ pub enum Problem {
     Deleting(String),
     /// An object could not be read or written.
     Unwritten(Trouble),
-    /// Others keep changing an object.
+    /// Other managers keep changing an object.
     Contested {
-        /// Who changes what, and what to do instead.
+        /// Message: the managers, the fields they change, and the change to make instead.
         words: String,
-        /// When to look again.
+        /// Delay until the next reconcile.
         again: Duration,
     },
-    /// It is the turn of an object later, after so long.
+    /// The rate limit delays an object's apply by this time.
     Paced(Duration),
 }
 
@@ -258,7 +258,7 @@ impl AppServices {
         Ok(problems.into_iter().reduce(Problem::or).or_else(|| self.contested(key)))
     }
 
-    /// An object of the app that others keep changing.
+    /// Returns the problem of an object that other managers keep changing.
     fn contested(&self, key: &Key) -> Option<Problem> {
         let contested = self.deployments.contested(key).or_else(|| self.services.contested(key));
         let contested = contested.or_else(|| self.autoscalers.contested(key)).or_else(|| self.ingresses.contested(key));

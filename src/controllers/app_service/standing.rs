@@ -20,7 +20,7 @@ pub const WELL: &str = "Ready";
 pub const PROGRESSING: &str = "Progressing";
 /// The reason of one whose `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
-/// The reason of an app whose autoscaler has not worked for the grace period.
+/// Reason of an app whose autoscaler has been inactive for the grace period.
 pub const SCALING_INACTIVE: &str = "ScalingInactive";
 /// The Deployment controller's reason for a rollout that somebody has paused.
 const PAUSED: &str = "DeploymentPaused";
@@ -68,8 +68,8 @@ impl Standing {
         Self { ready: false, reason: reason.into(), message: message.into() }
     }
 
-    /// Adds what the autoscaler reports. An app that would be ready stays so for `grace` after its autoscaler became
-    /// inactive: the second value is what remains of that.
+    /// Adds what the autoscaler reports. A ready app stays ready until its autoscaler has been inactive for `grace`;
+    /// the second value is the time left.
     pub fn with_scaling(
         mut self,
         inactive: Option<&InactiveScaling>,
@@ -81,7 +81,7 @@ impl Standing {
         if !self.ready {
             return (self, None);
         }
-        // A time in the future is another machine's clock.
+        // Another machine's clock can put the time in the future.
         let lasted = since.map_or(grace, |since| Duration::try_from(now.duration_since(since)).unwrap_or_default());
         let remaining = grace.checked_sub(lasted).filter(|remaining| !remaining.is_zero());
         if remaining.is_none() {
@@ -92,7 +92,7 @@ impl Standing {
 }
 
 impl InactiveScaling {
-    /// Reads the condition; none while the autoscaler scales, or its controller has not looked at it.
+    /// Reads the condition; returns `None` while the autoscaler scales, or before its controller has reconciled it.
     pub fn of(autoscaler: &HorizontalPodAutoscaler) -> Option<Self> {
         let mut conditions = autoscaler.status.as_ref()?.conditions.iter().flatten();
         let active = conditions.find(|condition| condition.type_ == "ScalingActive")?;

@@ -21,7 +21,7 @@ use crate::runtime::{Key, apply, fields, managed_fields};
 /// How often a copy that changes under the pass is looked at once more.
 const TRIES: usize = 3;
 
-/// What to do instead of changing a copy.
+/// Changes to make instead of editing a copy, by field.
 pub const ADVICE: Advice = &[("", "change the source instead")];
 
 /// How much content is held for copies that are written at the same moment, in KiB. Each is held several times over: as it
@@ -156,7 +156,7 @@ impl Copies {
                 Ok(Some(written)) => {
                     let before = self.index.copies.matched(key, &live.uid().unwrap_or_default());
                     self.index.right(key, &written, digest);
-                    // It was written so, and somebody has changed it since.
+                    // The copy matched this desired state before, so somebody has changed it since.
                     if before.is_some_and(|before| before.desired == digest) {
                         self.report_correction(owner, key, digest, &live, &written);
                     }
@@ -171,7 +171,7 @@ impl Copies {
     }
 
     fn report_correction(&self, owner: &Owner, key: &Key, digest: &str, before: &ConfigMap, after: &ConfigMap) {
-        // What was read from JSON can be written as such.
+        // Serialization cannot fail: both objects came from JSON.
         let values = |map| fields::all(&fields::content(&serde_json::to_value(map).unwrap_or_default()));
         let changed = values(before).differences(&values(after));
         let managed = before.metadata.managed_fields.as_deref().unwrap_or_default();

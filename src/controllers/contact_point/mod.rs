@@ -130,7 +130,8 @@ impl<T: Transport> ContactPoints<T> {
     }
 }
 
-/// Its id is the same for the same object, spec and Secrets, also after a restart, until a receiver accepted it.
+/// Returns the test message. The same object, spec and Secrets give the same id, even after a restart, until a receiver
+/// accepts the message.
 fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
     let Tested { spec, secrets } = tested;
     let configuration = format!("{}/{spec}/{}", point.uid().unwrap_or_default(), secrets.join(","));

@@ -10,9 +10,9 @@ use crate::runtime::{Key, short_digest};
 /// The reason of one whose `spec.suspend` is true.
 pub const SUSPENDED: &str = "Suspended";
 
-/// The condition that is False while the apiserver refuses to write what became of messages, and absent otherwise.
+/// Condition that is False while the apiserver refuses to record delivery outcomes, and absent otherwise.
 pub const OUTCOMES_RECORDED: &str = "OutcomesRecorded";
-/// Its reason.
+/// Reason of [`OUTCOMES_RECORDED`].
 pub const WRITE_REJECTED: &str = "WriteRejected";
 
 /// Digest of what a spec says of the endpoint: suspending it is no change of that.
@@ -27,13 +27,13 @@ pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> 
     status.migrated_to_chat_id.filter(|_| status.tested.as_ref().is_some_and(|tested| tested.spec == spec))
 }
 
-/// How many test messages of that configuration the receiver accepted.
+/// Returns the number of test messages of that configuration that the receiver accepted.
 pub fn tests_accepted(status: Option<&ContactPointStatus>, tested: &Tested) -> i64 {
     let status = status.filter(|status| status.tested.as_ref() == Some(tested));
     status.and_then(|status| status.tests_accepted).unwrap_or_default()
 }
 
-/// Whether it was ready when it was last looked at, or when it was suspended or lost a Secret.
+/// Returns whether the contact point was ready at its last reconcile, or when it was suspended or lost a Secret.
 fn was_ready(status: &ContactPointStatus) -> bool {
     status.ready || status.ready_when_resumed.unwrap_or_default()
 }
@@ -97,7 +97,7 @@ fn ready(migrated: Option<i64>) -> String {
     }
 }
 
-/// Names in `status` the `TrackedField`s whose status the apiserver refuses to write, and says why.
+/// Lists in `status` the `TrackedField`s whose status the apiserver refuses to write, with the cause.
 pub fn name_left_out(status: &mut ContactPointStatus, left_out: &[(Key, String)], generation: i64, now: Time) {
     let Some(((first, why), others)) = left_out.split_first() else {
         status.conditions.retain(|condition| condition.type_ != OUTCOMES_RECORDED);
@@ -113,8 +113,8 @@ pub fn name_left_out(status: &mut ContactPointStatus, left_out: &[(Key, String)]
     conditions::set(&mut status.conditions, OUTCOMES_RECORDED, false, WRITE_REJECTED, &message, generation, now);
 }
 
-/// The status of a contact point that has no endpoint: no attempt was made. A Secret that is there again as it was is no
-/// change: if it was ready, it is ready again without a test message. `spec` is the spec's [`digest`].
+/// Returns the status of a contact point without an endpoint, to which no attempt was made. A Secret that returns
+/// unchanged restores readiness without a test message. `spec` is the spec's [`digest`].
 pub fn blocked(
     before: Option<&ContactPointStatus>,
     spec: &str,

@@ -124,7 +124,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let timings = &manager.config.timings;
     let (policy, resync) = (Policy { min: timings.retry_min, max: timings.retry_max }, timings.resync);
     let events = manager.events(NAME);
-    // A Pod is never applied: there is no drift to count.
+    // Pods are never applied, so there is no drift to count.
     let writer = Writer { manager: MANAGER, events: events.clone(), corrected: Counter::default(), advice: &[] };
     let pods = Children::new(manager, &writer, Seen::of, {
         let trigger = trigger.clone();

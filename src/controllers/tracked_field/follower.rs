@@ -1,4 +1,4 @@
-//! One followed field: its newest state, how certain that is, and the changes that no pass has recorded yet.
+//! A followed field: its newest state, the certainty of that state, and the changes not recorded yet.
 
 use std::time::{Duration, Instant};
 
@@ -50,16 +50,16 @@ pub(super) struct Follower {
     pub(super) merged: usize,
 }
 
-/// How certain the newest state is.
+/// Certainty of the newest state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Certainty {
-    /// The list that is under way, or the next one, shows the state. Since then it has been waited for.
+    /// The current or the next list shows the state; awaited since this instant.
     AwaitingList(Instant),
-    /// The watch may have shown the state before it was followed, or a list did not show it.
+    /// The state needs a read: the watch may have shown it before the field was followed, or a list omitted it.
     NeedsRead,
-    /// A list or a read showed the state, or found none.
+    /// A list or a read showed the state, or found no object.
     Confirmed(Instant),
-    /// The watch, a read and the history do not agree. The watch may only lag behind: what it shows next may be what was read.
+    /// The watch, a read and the history disagree. The watch may only lag, and show next what the read showed.
     Contradicted(Doubt),
 }
 
@@ -71,14 +71,14 @@ pub(super) struct Doubt {
     outranks: Option<u64>,
 }
 
-/// How much was known when a read began.
+/// Knowledge at the start of a read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
     shown: u64,
     outranks: Option<u64>,
 }
 
-/// The newest state that is known: the same again is no news.
+/// Newest known state; observing the same state again is no change.
 pub(super) struct Newest {
     /// Of one that is gone, too.
     pub(super) uid: Option<String>,
@@ -88,7 +88,7 @@ pub(super) struct Newest {
 }
 
 impl Follower {
-    /// Nothing is known yet.
+    /// Creates a follower without a known state.
     pub(super) fn new(whose: Whose, target: TargetKey, field: Field, certainty: Certainty) -> Self {
         Self {
             whose,
@@ -128,7 +128,7 @@ impl Follower {
         (self.buffer.drain(), self.former.take())
     }
 
-    /// Takes in the object's state, `None` if it is gone; whether a pass has to look at it.
+    /// Observes the object's state, `None` after its deletion. Returns whether a reconcile is needed.
     pub(super) fn observe(&mut self, object: &DynamicObject, value: Option<Observed>) -> bool {
         let relisted = !self.listed && value.is_some();
         self.listed = value.is_some();
@@ -138,7 +138,7 @@ impl Follower {
             let older = version.is_some() && version <= newest.version;
             let ended = newest.value.is_none() && newest.uid.is_some() && newest.uid == uid;
             if older || ended {
-                // A list that disagrees comes from a cache that lags behind, or from an etcd that was restored.
+                // A list that disagrees comes from a stale cache, or from an etcd that was restored.
                 let disagrees = relisted && newest.value != value && self.certainty != Certainty::NeedsRead;
                 if disagrees {
                     self.doubt(Instant::now(), None);
@@ -164,18 +164,18 @@ impl Follower {
         self.merged += self.buffer.push(observation.with_id(Uuid::now_v7()));
     }
 
-    /// The newest state, for the history to be compared with.
+    /// Returns the newest state, to compare with the history.
     pub(super) fn newest(&self) -> Option<NewestState> {
         let Newest { uid, version, value, outranks } = self.newest.as_ref()?;
         let observation = Observation::new(Timestamp::now(), state(uid.clone(), value.clone()), *version);
         Some(NewestState { observation, outranks: *outranks })
     }
 
-    /// The history, whose last entry is of the version `outranks`, contradicts the newest state. Reads decide.
+    /// Records that the history, whose last entry has version `outranks`, contradicts the newest state. Reads decide.
     pub(super) fn contradict(&mut self, outranks: u64) {
         match &mut self.certainty {
             Certainty::NeedsRead => {}
-            // Said by each pass: that must not put the decision off.
+            // Each reconcile repeats the contradiction, which must not postpone the decision.
             Certainty::Contradicted(doubt) if doubt.shown == self.shown => doubt.outranks = Some(outranks),
             _ => self.doubt(Instant::now(), Some(outranks)),
         }
@@ -185,13 +185,12 @@ impl Follower {
         self.certainty = Certainty::Contradicted(Doubt { since, shown: self.shown, outranks });
     }
 
-    /// The lists of a new generation are awaited, which began only now.
+    /// Waits for the lists of a new generation, which begins now.
     pub(super) fn await_list(&mut self) {
         self.certainty = Certainty::AwaitingList(Instant::now());
     }
 
-    /// Whether the present state has to be read: it is not known, it is doubted, or nothing certain was heard of it for longer
-    /// than `trusted`.
+    /// Returns whether the present state must be read: unknown, doubted, or not confirmed for longer than `trusted`.
     pub(super) fn has_to_be_read(&self, trusted: Duration) -> bool {
         match self.certainty {
             Certainty::AwaitingList(since) | Certainty::Confirmed(since) => since.elapsed() > trusted,
@@ -208,8 +207,8 @@ impl Follower {
         Asked { shown: self.shown, outranks }
     }
 
-    /// Takes in what a read shows, `None` if there is nothing. What the watch does not show is believed after [`DOUBT`] in which
-    /// the watch shows nothing more.
+    /// Takes the result of a read, `None` if the object does not exist. A result that contradicts the watch is accepted
+    /// after the watch has shown nothing more for [`DOUBT`].
     pub(super) fn read(&mut self, asked: Asked, now: Instant, found: Option<(&DynamicObject, Observed)>) {
         let overtaken = asked.shown != self.shown;
         // Nothing has no version: the watch may have shown what was made after the apiserver had looked.
@@ -240,7 +239,7 @@ impl Follower {
                 if !known {
                     self.push(object.uid(), version(object), Some(value));
                 } else if let Some(newest) = self.newest.as_mut().filter(|_| !overtaken) {
-                    // Also a lower one: what the watch shows from now on is compared with it.
+                    // Lower versions count too: later events of the watch are compared with this version.
                     newest.version = version(object);
                 }
             }

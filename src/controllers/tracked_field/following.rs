@@ -20,27 +20,27 @@ use crate::runtime::reconciler::Trigger;
 use crate::runtime::watch_hub::{ResourceName, WatchHub};
 use crate::runtime::{Key, Scope};
 
-/// The targets of all `TrackedField`s: how they are found, watched and read.
+/// Targets of all `TrackedField`s: discovery, watches and reads.
 pub struct Targets {
-    /// Talks to the apiserver.
+    /// Client for discovery and reads.
     pub client: Client,
-    /// What part of the cluster is served.
+    /// The cluster or the namespaces that the operator watches.
     pub scope: Scope,
-    /// What the watches show.
+    /// State that the watches show.
     pub tracker: Arc<Tracker>,
     /// The watches.
     pub hub: WatchHub,
-    /// What the resources are.
+    /// Discovered resources.
     pub resolver: Resolver,
-    /// Requests that no pass waits for.
+    /// Requests that run outside reconciles.
     pub reads: Reads,
-    /// Wakes the pass that an answer concerns.
+    /// Wakes the reconcile that an answer concerns.
     pub wake: Trigger<TrackedField>,
-    /// A target of which nothing certain was heard for this long is read.
+    /// Time without confirmation after which a target is read.
     pub resync: Duration,
-    /// How long discovery, or a read, may take.
+    /// Timeout of discovery and of a read.
     pub timeout: Duration,
-    /// Cancelled when nothing new is to be asked for.
+    /// Cancelled once no new request may start.
     pub draining: CancellationToken,
 }
 
@@ -81,7 +81,7 @@ impl From<TargetError> for Untracked {
 }
 
 impl Targets {
-    /// Follows nothing for `key` any more.
+    /// Stops following for `key`.
     pub fn unfollow(&self, key: &Key) {
         if self.tracker.forget(key) {
             self.end_idle_watches();
@@ -93,8 +93,8 @@ impl Targets {
         self.tracker.forget_watches();
     }
 
-    /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and
-    /// nothing need be read. The watch itself begins with [`Targets::watch`].
+    /// Follows the target as soon as the object is cached, so that the first list of its watch already counts and no
+    /// read is needed. The watch itself begins with [`Targets::watch`].
     pub fn follow(&self, object: &TrackedField) {
         let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else { return };
         let Some(resolved) = self.resolver.known(&object.spec.target) else { return };
@@ -110,14 +110,15 @@ impl Targets {
         }
     }
 
-    /// Sees to it that the target of `object` is watched; where the apiserver has to be asked what it is, once that is known.
+    /// Ensures a watch of the target of `object`; if the resource is unknown, once discovery has answered.
     pub fn watch(self: &Arc<Self>, object: &Arc<TrackedField>) {
         if !self.ensure(object) {
             self.reads.ask(self, object, Lane::discovery(&object.spec.target));
         }
     }
 
-    /// Sees to it that the target of `object` is watched, if it is known what it is, and in scope; whether it is known.
+    /// Ensures a watch of the target of `object`, if its resource is known and in scope. Returns whether the resource
+    /// is known.
     pub(super) fn ensure(&self, object: &TrackedField) -> bool {
         let target = &object.spec.target;
         let Some(resolved) = self.resolver.known(target) else { return false };
@@ -164,17 +165,17 @@ impl Targets {
         discovered.map_or(0, |(api_version, plural)| self.tracker.turn(&ResourceName { api_version, plural }))
     }
 
-    /// What the spec tracks, without any request: `None` where the apiserver has to be asked what that is. `Err` says why it
-    /// cannot be tracked.
+    /// Returns the target without any request, `None` if only the apiserver knows its resource. The error says why the
+    /// target cannot be tracked.
     fn target(&self, object: &TrackedField) -> Result<Option<(Tracked, Resolved)>, Untracked> {
         let target = &object.spec.target;
         let Some(resolved) = self.resolver.resolved(target, self.turn(target))? else { return Ok(None) };
-        // What does not fit is not watched, so that nothing would ever tell that it is something else by now.
+        // No watch follows a mismatch, so no event would reveal a later change of the resource.
         let tracked = self.tracked(object, &resolved).inspect_err(|_| self.resolver.forget(target))?;
         Ok(Some((tracked, resolved)))
     }
 
-    /// Sees to it that the target is followed and watched, as far as it is known what it is.
+    /// Follows and watches the target, if its resource is known.
     pub(super) fn track(&self, object: &TrackedField) -> Result<Option<Tracked>, Untracked> {
         let field = Field::compile(&object.spec.target.kind, &object.spec.field)
             .map_err(|error| Waiting::Field { reason: error.reason(), message: error.to_string() })?;
@@ -184,8 +185,8 @@ impl Targets {
         Ok(Some(tracked))
     }
 
-    /// Has the target of `object` read, or discovered if nothing is `tracked`, unless neither is needed: then false. The answer
-    /// wakes the pass.
+    /// Requests a read of the target of `object`, or discovery if nothing is `tracked`; returns false if neither is
+    /// needed. The answer wakes the reconcile.
     pub(super) fn ask(self: &Arc<Self>, object: &Arc<TrackedField>, tracked: Option<&Tracked>) -> bool {
         let key = Key::of(object.as_ref());
         let lane = match tracked {
@@ -202,8 +203,8 @@ impl Targets {
         true
     }
 
-    /// Asks the apiserver what the target of `object` is, or how it stands. Follows nothing: the spec may be another one by the
-    /// time of the answer.
+    /// Asks the apiserver for the target's resource or state. Follows nothing: the spec may have changed by the time of
+    /// the answer.
     pub(super) async fn look(&self, object: &TrackedField, lane: &Lane) -> Result<Answer, Untracked> {
         let target = &object.spec.target;
         if let Lane::Discovery(_) = lane {

@@ -72,7 +72,7 @@ pub enum Error {
     /// The apiserver's list of resources could not be read.
     #[error(transparent)]
     Discovery(TargetError),
-    /// The apiserver did not say in time what the target is, or how it stands.
+    /// The apiserver did not answer in time for the target.
     #[error("the target could not be read: the apiserver did not answer within {0:?}")]
     Unanswered(Duration),
     /// The object itself could not be read again.
@@ -113,7 +113,7 @@ pub struct Terms {
 pub struct TrackedFields<T> {
     /// Talks to the apiserver.
     pub client: Client,
-    /// What is tracked.
+    /// Targets of the `TrackedField`s.
     pub targets: Arc<Targets>,
     /// The contact points.
     pub points: Store<ContactPoint>,
@@ -253,7 +253,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         if tracked.as_ref().is_err_and(|untracked| untracked.waiting.ends_tracking()) {
             self.targets.unfollow(&key);
         }
-        // Asked without waiting for the answer: outcomes and other objects must not wait for a target that hangs.
+        // The request runs outside this reconcile: outcomes and other objects must not wait for a target that hangs.
         let asks = match &tracked {
             Ok(tracked) if !was_read => self.targets.ask(&object, tracked.as_ref()),
             _ => false,
@@ -282,7 +282,7 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
                 return Ok(Outcome::Waiting);
             }
             _ if unserved => return Ok(Outcome::Waiting),
-            // What was read did not decide it.
+            // The read has not resolved the contradiction yet.
             Ok(Some(_)) if self.targets.tracker.unread(&key, self.terms.resync).is_some() => follower::DOUBT,
             Ok(_) => self.terms.resync.mul_f64(rand::random_range(1.0..1.2)),
             Err(_) => self.terms.resync,

@@ -1,5 +1,5 @@
-//! Requests about targets, outside of the passes: an apiserver that does not answer for one kind, because of a conversion
-//! webhook or an aggregated API that hangs, must hold up neither the outcomes of messages nor the passes over other kinds.
+//! Requests about targets, outside reconciles. An apiserver that hangs for one kind, because of a conversion webhook or
+//! an aggregated API, must not block delivery outcomes or reconciles of other kinds.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -19,38 +19,38 @@ use crate::api::tracked_field::Target;
 use crate::runtime::watch_hub::ResourceName;
 use crate::runtime::{Key, tasks, telemetry};
 
-/// How many requests of one lane run at once.
+/// Concurrent requests per lane.
 const PER_LANE: usize = 4;
 
-/// How many requests of all lanes run at once: a spec can name any number of resources that there are not.
+/// Concurrent requests over all lanes: a spec can name any number of resources that do not exist.
 const ALL_LANES: usize = 64;
 
 /// Requests that are likely to hang together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
-    /// What an API version serves.
+    /// Discovery of an API version.
     Discovery(String),
-    /// Objects of a resource.
+    /// Reads of a resource's objects.
     Reads(ResourceName),
 }
 
 impl Lane {
-    /// The lane that asks what `target` is.
+    /// Returns the lane for discovery of `target`.
     pub fn discovery(target: &Target) -> Self {
         Self::Discovery(target.api_version.clone().unwrap_or_default())
     }
 }
 
-/// What was asked, and answered.
+/// Kind of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// What the target is, or that this has to be asked for.
+    /// The target's resource is known, or needs discovery.
     Discovered,
-    /// How the target stands.
+    /// The target's state was read.
     Read,
 }
 
-/// The result of a request: an inner error says why nothing is tracked, the outer one is a panic.
+/// Result of a request: the outer error is a panic, the inner error says why nothing is tracked.
 pub(super) type Answered = Result<Result<Answer, Untracked>, Box<dyn Any + Send>>;
 
 /// Requests about targets, at most one for each `TrackedField`.
@@ -62,10 +62,10 @@ pub struct Reads {
 #[derive(Default)]
 struct State {
     tickets: HashMap<Key, Ticket>,
-    /// Why the last request of each failed, until another one does not, or none is needed.
+    /// Causes of failed last requests, until a request succeeds or none is needed.
     failures: HashMap<Key, (Whose, Waiting)>,
     lanes: HashMap<Lane, Queue>,
-    /// The number of the last ticket.
+    /// Number of the last ticket.
     last: u64,
 }
 
@@ -92,7 +92,7 @@ impl Reads {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for `object`, unless that is under way.
+    /// Requests an answer for `object`, unless a request is already in flight.
     pub(super) fn ask(&self, targets: &Arc<Targets>, object: &Arc<TrackedField>, lane: Lane) {
         let (key, whose) = (Key::of(object.as_ref()), Whose::of(object));
         let mut state = self.state();
@@ -110,7 +110,7 @@ impl Reads {
         }
     }
 
-    /// Takes the answer for this `TrackedField`, if it came. A request for what was tracked before is awaited no longer.
+    /// Takes the answer for this `TrackedField`, if it has arrived. Drops a request for an earlier target.
     pub(super) fn take(&self, key: &Key, whose: &Whose) -> Option<Answered> {
         let mut state = self.state();
         if state.tickets.get(key).is_some_and(|ticket| ticket.whose == *whose && ticket.answer.is_none()) {
@@ -125,25 +125,25 @@ impl Reads {
         answer
     }
 
-    /// Why the last request for this `TrackedField` failed.
+    /// Returns why the last request for this `TrackedField` failed.
     pub(super) fn failure(&self, key: &Key, whose: &Whose) -> Option<Waiting> {
         let state = self.state();
         state.failures.get(key).filter(|(of, _)| of == whose).map(|(_, waiting)| waiting.clone())
     }
 
-    /// Nothing has to be asked for this `TrackedField`.
+    /// Records that this `TrackedField` needs no request.
     pub(super) fn needless(&self, key: &Key) {
         self.state().failures.remove(key);
     }
 
-    /// The `TrackedField` is gone.
+    /// Forgets a deleted `TrackedField`.
     pub(super) fn forget(&self, key: &Key) {
         let mut state = self.state();
         state.tickets.remove(key);
         state.failures.remove(key);
     }
 
-    /// The next `TrackedField` of a lane for which an answer is still awaited.
+    /// Returns the next `TrackedField` of a lane whose answer is still awaited.
     fn next(&self, lane: &Lane) -> Option<(u64, Arc<TrackedField>)> {
         let mut state = self.state();
         let State { tickets, lanes, .. } = &mut *state;
@@ -160,7 +160,7 @@ impl Reads {
         None
     }
 
-    /// Keeps an answer for the next pass, where passes run; whether anybody awaits it.
+    /// Keeps an answer for the next reconcile, if this replica leads. Returns whether the answer was awaited.
     fn answered(&self, key: &Key, number: u64, answer: Answered, leads: bool) -> bool {
         let mut state = self.state();
         let Some(ticket) = state.tickets.get_mut(key).filter(|ticket| ticket.number == number) else { return false };
@@ -172,7 +172,7 @@ impl Reads {
     }
 }
 
-/// Asks for what waits in a lane, one after the other.
+/// Sends the requests of a lane one by one.
 async fn run(targets: Arc<Targets>, lane: Lane) {
     let all = async {
         while let Some((number, object)) = targets.reads.next(&lane) {
@@ -193,7 +193,7 @@ async fn run(targets: Arc<Targets>, lane: Lane) {
             if leads {
                 targets.wake.wake(&key);
             } else {
-                // No pass does.
+                // A standby does not reconcile, so the target is followed here.
                 targets.follow(&object);
                 targets.ensure(&object);
             }

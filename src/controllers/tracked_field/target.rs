@@ -86,12 +86,12 @@ impl Resolver {
         }
     }
 
-    /// What `target` is, as far as no request tells: `None` where the apiserver has to be asked. What it said before is
-    /// believed if it fits, in the same `turn` of the resource's watch: a CRD may have been deleted and made again with another
-    /// scope or kind.
+    /// Returns the resource of `target` without any request, `None` if the apiserver must be asked. An earlier answer
+    /// counts if it matches and the watch of the resource is still in the same `turn`: a CRD may have been recreated
+    /// with another scope or kind.
     ///
     /// # Errors
-    /// Where no answer could make it a resource to track.
+    /// If no answer could make `target` trackable.
     pub fn resolved(&self, target: &Target, turn: u64) -> Result<Option<Resolved>, TargetError> {
         let (Some(api_version), Some(plural)) = (&target.api_version, &target.resource) else {
             return built_in(&target.kind).map(Some).ok_or_else(|| {
@@ -112,10 +112,10 @@ impl Resolver {
         Ok(known.map(|known| known.resolved.clone()).filter(|resolved| resolved.resource.kind == target.kind))
     }
 
-    /// What `target` is. The apiserver is asked where that is not [`resolved`](Self::resolved).
+    /// Returns the resource of `target`, from the apiserver if [`resolved`](Self::resolved) does not know it.
     ///
     /// # Errors
-    /// Where `target` is no resource to track, or the apiserver does not say.
+    /// If `target` cannot be tracked, or the apiserver does not answer.
     pub async fn resolve(&self, client: &Client, target: &Target, turn: u64) -> Result<Resolved, TargetError> {
         if let Some(resolved) = self.resolved(target, turn)? {
             return Ok(resolved);

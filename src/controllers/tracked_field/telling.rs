@@ -20,11 +20,11 @@ use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
 use crate::runtime::{Key, apply};
 
-/// Why a `TrackedField` waits, if it does.
+/// Reason why a `TrackedField` waits, if known.
 pub(super) enum Why {
-    /// Nothing is known of the target yet: what was said last stays.
+    /// The target's state is not known yet, so the last report stays.
     Unknown,
-    /// That is known.
+    /// The reason is known; `None` if nothing waits.
     Known(Option<Waiting>),
 }
 
@@ -52,8 +52,8 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// The apiserver refused to write the status of this object. Says so once the other objects go on without it: in an Event,
-    /// in the status of its contact point, and in the annotation, which may be refused too.
+    /// Handles a status write that the apiserver refused. Once other objects go on without this one, reports it in an
+    /// Event, in the contact point's status and in the annotation, which may be refused too.
     pub(super) async fn write_rejected(&self, key: &Key, point: &Key, object: Arc<TrackedField>, said: &Status) {
         self.metrics.status_write_rejected(said.code);
         self.outbox.write_rejected(key, point, said.code, &said.message);
@@ -94,8 +94,8 @@ impl<T: Transport> TrackedFields<T> {
         })
     }
 
-    /// Why the object waits. What keeps messages that are there from being sent comes first. `asks`: an answer about the target
-    /// is awaited.
+    /// Returns why the object waits. Obstacles to sending Pending entries come first. `asks`: an answer about the
+    /// target is awaited.
     pub(super) fn waiting(
         &self,
         key: &Key,
@@ -118,7 +118,7 @@ impl<T: Transport> TrackedFields<T> {
         let (unknown, failure) = (tracker.exists(key).is_none(), reads.failure(key, &Whose::of(object)));
         let of_target = match tracked {
             Err(untracked) => Some(untracked.waiting.clone()),
-            // Until there is another answer the last one counts.
+            // The last failure counts until the next answer.
             Ok(_) if asks && failure.is_some() => failure,
             Ok(_) if asks && unknown => return Why::Unknown,
             Ok(tracked) => tracked

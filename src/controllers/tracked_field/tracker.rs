@@ -1,8 +1,8 @@
-//! What the watches show of tracked fields: the newest state of each, and each change until a pass records it.
+//! State of tracked fields as the watches show it: the newest state of each, and each change until it is recorded.
 //!
-//! A replica that stands by keeps neither. Its watches run, so that a new leader has connections, and knows what targets are
-//! and which are refused. What they showed may be of the past by then: a new leader has every watch list anew, and compares
-//! what these lists show with the history.
+//! A standby keeps neither. Its watches run so that a new leader has connections, and knows the targets' resources and
+//! the forbidden ones. Earlier events may be stale: a new leader relists every kind and compares the lists with the
+//! history.
 
 use std::collections::HashMap;
 use std::mem::discriminant;
@@ -45,9 +45,9 @@ struct Tracked {
 /// How far a watch is.
 #[derive(Clone, Debug, Default)]
 struct Watch {
-    /// The generation of its lists.
+    /// Generation of the watch's lists.
     generation: u64,
-    /// It has begun its first list of this generation: an object that is followed from now on may have been shown already.
+    /// The first list of this generation has begun: an object followed from now on may have been shown already.
     begun: bool,
     /// The number of its last turn: it began to list anew, or was told that there is no such resource. What it was before
     /// may then be something else.
@@ -74,7 +74,7 @@ pub struct Seen<'a> {
     whose: &'a Whose,
     /// Oldest first.
     pub observations: Vec<Observation>,
-    /// The newest state that is known. Unlike the others it stays known.
+    /// Newest known state; kept after it is recorded.
     pub newest: Option<NewestState>,
     /// What was seen before of what was followed then.
     pub former: Option<Series>,
@@ -106,20 +106,21 @@ impl Drop for Seen<'_> {
 }
 
 impl Tracker {
-    /// `wake` wakes the pass of a `TrackedField` that has something to record; `leads`: this replica leads from the start.
+    /// Creates a tracker. `wake` wakes the reconcile of a `TrackedField` with changes to record; `leads`: this replica
+    /// leads from the start.
     pub fn new(wake: Trigger<TrackedField>, leads: bool) -> Self {
         let tracked = Tracked { leads_since: leads.then_some(0), ..Tracked::default() };
         Self { state: Mutex::new(tracked), wake }
     }
 
-    /// This replica begins to lead: lists of this generation count, and later ones.
+    /// Starts to lead: lists of this generation and later ones count.
     pub fn lead(&self, generation: u64) {
         let mut state = self.state();
         state.leads_since = Some(generation);
         state.followers.values_mut().for_each(Follower::await_list);
     }
 
-    /// Whether this replica leads.
+    /// Returns whether this replica leads.
     pub fn leads(&self) -> bool {
         self.state().leads_since.is_some()
     }
@@ -188,9 +189,10 @@ impl Tracker {
         follower.has_to_be_read(trusted).then(|| follower.asks())
     }
 
-    /// The present state of `target`, as read: `None` is an object that does not exist.
+    /// Takes the present state of `target` from a read, `None` if the object does not exist.
     ///
-    /// A read takes time: whoever is followed by then may be another, and has to be read for anew.
+    /// The spec may change during a read: a result for an earlier target is dropped, and the new target needs its own
+    /// read.
     pub fn read(&self, key: &Key, whose: &Whose, target: &TargetKey, asked: Asked, object: Option<&DynamicObject>) {
         let read = match object.map(|object| (object, whole(object))) {
             Some((_, None)) => return,
@@ -204,7 +206,7 @@ impl Tracker {
         }
     }
 
-    /// The last entry of the history of `key`, of the version `outranks`, contradicts what the watch shows.
+    /// Records that the last entry of the history of `key`, with version `outranks`, contradicts the watch.
     pub fn contradict(&self, key: &Key, whose: &Whose, outranks: u64) {
         if let Some(follower) = self.state().follower(key, whose) {
             follower.contradict(outranks);
@@ -281,7 +283,7 @@ fn in_shard(target: &TargetKey, shard: Option<&str>) -> bool {
 }
 
 impl Tracked {
-    /// Whether what the watch of this place shows counts.
+    /// Returns whether events of the watch of this place count.
     fn counts(&self, resource: &ResourceName, namespace: &str) -> bool {
         let place = |shard: Option<&str>| self.watches.get(&(resource.clone(), shard.map(str::to_owned)));
         let generation = place(None).or_else(|| place(Some(namespace))).map_or(0, |watch| watch.generation);

@@ -74,7 +74,7 @@ pub enum Waiting {
         /// Its own reason.
         because: String,
     },
-    /// The apiserver refuses to write its status: nothing more of it is sent.
+    /// The apiserver refuses to write the status; nothing more of the object is sent.
     WriteRejected(String),
     /// The receiver does not take messages now; they are tried again.
     DeliveryFailing {

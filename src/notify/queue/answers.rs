@@ -1,8 +1,8 @@
-//! What an answer means: no clock, no network.
+//! Meaning of receivers' answers: no clock, no network.
 //!
-//! Being refused does not make an entry fail: the receiver may refuse everything. An entry that is refused stays Pending, and
-//! nothing of its `TrackedField` overtakes it. Once the receiver has accepted another message the entry is sent once more,
-//! alone; refused again, it fails.
+//! A refusal does not fail an entry: the receiver may refuse everything. A refused entry stays Pending, and no later
+//! entry of its `TrackedField` overtakes it. Once the receiver has accepted another message, the entry is sent once
+//! more, alone; if refused again, the entry fails.
 
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ impl Lines {
         concerned
     }
 
-    /// The request may be accepted later.
+    /// Handles an answer after which the request may be accepted later.
     fn failed(
         &mut self,
         point: &Key,
@@ -93,7 +93,7 @@ impl Lines {
         concerned
     }
 
-    /// An attempt with these entries failed. Those that were too old when it began expire; gives their `TrackedField`s.
+    /// Expires the entries that were too old when this failed attempt began; returns their `TrackedField`s.
     fn expire(&mut self, request: &Request, carried: usize, message: &str) -> Vec<Key> {
         let max_age = self.patience.max_age;
         let waited = |pick: &Pick| self.ages.get(&pick.field).map(|ages| ages.waited(&pick.id, request.began));
@@ -105,7 +105,7 @@ impl Lines {
         expired.into_iter().map(|pick| pick.field.clone()).collect()
     }
 
-    /// The receiver refused the request; whether that is news for the contact point.
+    /// Handles a refused request; returns whether the contact point's status changes.
     fn refused(
         &mut self,
         point: &Key,
@@ -117,7 +117,7 @@ impl Lines {
         let patience = self.patience;
         let Some(line) = self.by_point.get_mut(point) else { return false };
         let Some(pick) = request.picks.first().filter(|_| reason.may_be_message()) else {
-            // No entry can be the cause.
+            // No entry can be the cause of this refusal.
             line.answers.refuse_test(reason, message);
             let news = line.stop(patience, now);
             fields.extend(self.expire(request, carried, message));

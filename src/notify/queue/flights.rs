@@ -6,7 +6,7 @@ use super::line::Pick;
 use crate::controllers::tracked_field::history::Outcome;
 use crate::runtime::Key;
 
-/// After so many refused writes of one `TrackedField`'s status the others go on without it.
+/// Refused status writes of one `TrackedField` after which the others go on without it.
 pub(super) const REJECTED_WRITES: u32 = 5;
 
 /// By `TrackedField`: while one of its entries is in flight, no line takes another one.
@@ -28,7 +28,7 @@ struct RejectedWrites {
     count: u32,
     /// The status code of the last answer.
     code: u16,
-    /// What the apiserver said first with that code: other words alone are no news.
+    /// First message of the apiserver with that code; a new message alone is not reported again.
     message: String,
     /// The contact point of the `TrackedField`.
     point: Key,
@@ -75,8 +75,8 @@ impl Flights {
         self.by_field.remove(field).into_iter().flatten().map(|entry| entry.line).collect()
     }
 
-    /// The apiserver refused to write the status of that `TrackedField`, which sends to `point`. Whether the others go on
-    /// without it from here on.
+    /// Records that the apiserver refused to write the status of `field`, which sends to `point`. Returns whether the
+    /// others go on without `field` from now on.
     pub(super) fn write_rejected(&mut self, field: &Key, point: &Key, code: u16, message: &str) -> bool {
         let known = self.rejected.remove(field).filter(|writes| writes.code == code);
         let (count, message) = known.map_or_else(|| (0, message.to_owned()), |known| (known.count, known.message));
@@ -85,18 +85,18 @@ impl Flights {
         count == REJECTED_WRITES
     }
 
-    /// Why the others go on without that `TrackedField`, if they do.
+    /// Returns why the others go on without that `TrackedField`, if they do.
     pub(super) fn left_out(&self, field: &Key) -> Option<&str> {
         self.rejected.get(field).filter(|writes| writes.count >= REJECTED_WRITES).map(|writes| &*writes.message)
     }
 
-    /// The `TrackedField`s that the contact point goes on without, and why.
+    /// Returns the `TrackedField`s that the contact point goes on without, with the causes.
     pub(super) fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
         let of_point = self.rejected.iter().filter(|(_, writes)| writes.point == *point);
         of_point.filter_map(|(field, _)| Some((field.clone(), self.left_out(field)?.to_owned()))).collect()
     }
 
-    /// The status of that `TrackedField` was written. Gives the contact point that had gone on without it.
+    /// Records a successful status write. Returns the contact point that had gone on without the `TrackedField`.
     pub(super) fn write_accepted(&mut self, field: &Key) -> Option<Key> {
         let writes = self.rejected.remove(field)?;
         (writes.count >= REJECTED_WRITES).then_some(writes.point)
@@ -115,7 +115,7 @@ impl Flights {
         flying.filter_map(|entry| Some((entry.id.clone(), entry.outcome.clone()?))).collect()
     }
 
-    /// Whether the line has to wait until something that is settled is recorded.
+    /// Returns whether the queue must wait until an outcome is recorded.
     pub(super) fn unrecorded(&self, line: &Key) -> bool {
         self.awaited().any(|entry| entry.line == *line)
     }

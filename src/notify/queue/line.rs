@@ -18,7 +18,7 @@ use crate::runtime::telemetry::traces::{self, Origin};
 /// From which failure in a row messages count as failing: one is no news.
 pub(super) const FAILING_FROM: u32 = 2;
 
-/// So many different messages that are rejected in a row stop the contact point.
+/// Different messages rejected in a row that stop the contact point.
 const REJECTED_IN_A_ROW: u32 = 3;
 
 /// A pause of this length that a receiver asks for is told of at once.
@@ -44,40 +44,41 @@ pub(super) struct Line {
     pub(super) has_worker: bool,
 }
 
-/// What a receiver answered to messages so far. It is kept in memory only: after a restart a refused entry gets one more
-/// attempt before it can fail.
+/// Answers of a receiver so far, kept in memory only: after a restart a refused entry gets one more attempt before it
+/// can fail.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// How many messages the receiver accepted.
+    /// Number of messages that the receiver accepted.
     accepted: u64,
-    /// How many messages the receiver rejected since, each perhaps for its own fault.
+    /// Number of messages rejected since the last accepted one, each perhaps for its own fault.
     rejected_in_a_row: u32,
-    /// The last answer made an entry fail: other messages go before the next entry that may fail.
+    /// The last answer failed an entry: other messages go before the next entry that may fail.
     just_failed: bool,
-    /// A stopped receiver accepted a test message, and no entry since. People see a test message, so there is no second one.
+    /// A stopped receiver accepted a test message, and no entry since. People see test messages, so no second one is
+    /// sent.
     test_accepted: bool,
     /// The last refusal.
     refusal: Option<(Refusal, String)>,
     by_field: HashMap<Key, Marks>,
-    /// When the test message was refused last, as [`Marks::tried`].
+    /// Turn of the last refused test message, as [`Marks::tried`].
     test_tried: u64,
     turn: u64,
 }
 
-/// What a receiver answered to the messages of one `TrackedField`.
+/// Answers of a receiver to the messages of one `TrackedField`.
 #[derive(Default)]
 struct Marks {
-    /// The entry that it refused, and how many messages it had accepted by then. Nothing of the `TrackedField` overtakes the
-    /// entry.
+    /// Refused entry, and the number of messages accepted before its refusal. Nothing of the `TrackedField` overtakes
+    /// the entry.
     refused: Option<(Arc<str>, u64)>,
     /// Entries of a refused digest: each goes alone.
     alone: HashSet<Arc<str>>,
-    /// When an entry was refused last; the one of the smallest number is the next in turn. Zero: not since the receiver
-    /// accepted something.
+    /// Turn of the last refusal: the smallest number is next. Zero: no refusal since the receiver last accepted a
+    /// message.
     tried: u64,
 }
 
-/// What a receiver's answers make of an entry.
+/// State of an entry after the receiver's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// Not refused.
@@ -88,7 +89,7 @@ pub(super) enum Turn {
     Last,
 }
 
-/// What happens after a refused entry.
+/// Consequence of a refused entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterRefusal {
     /// The queue goes on at once.
@@ -98,7 +99,7 @@ pub(super) enum AfterRefusal {
 }
 
 impl Answers {
-    /// The receiver accepted a message: the test message, or these entries.
+    /// Records that the receiver accepted the test message, or these entries.
     pub(super) fn accept<'a>(&mut self, entries: impl Iterator<Item = &'a Pick>, is_stopped: bool) {
         self.accepted += 1;
         self.rejected_in_a_row = 0;
@@ -115,14 +116,14 @@ impl Answers {
         self.by_field.retain(|_, marks| !marks.is_empty());
     }
 
-    /// The receiver refused the test message.
+    /// Records a refused test message.
     pub(super) fn refuse_test(&mut self, reason: Refusal, message: &str) {
         self.refusal = Some((reason, message.to_owned()));
         self.turn += 1;
         self.test_tried = self.turn;
     }
 
-    /// The receiver refused a digest, which accuses none of its entries.
+    /// Records a refused digest, which accuses none of its entries.
     pub(super) fn refuse_digest<'a>(
         &mut self,
         reason: Refusal,
@@ -135,7 +136,7 @@ impl Answers {
         }
     }
 
-    /// The receiver refused an entry that went alone. One that is not `kept` has an outcome.
+    /// Records the refusal of an entry that went alone. An entry that is not `kept` has an outcome.
     pub(super) fn refuse_entry(&mut self, reason: Refusal, message: &str, pick: &Pick, kept: bool) -> AfterRefusal {
         self.refusal = Some((reason, message.to_owned()));
         self.turn += 1;
@@ -151,7 +152,7 @@ impl Answers {
         if self.rejected_in_a_row < REJECTED_IN_A_ROW { AfterRefusal::GoOn } else { AfterRefusal::Stop }
     }
 
-    /// The receiver refused an entry once more, and accepted another message in between.
+    /// Records that the receiver refused an entry again, after accepting another message.
     pub(super) fn fail_entry(&mut self, pick: &Pick) {
         self.just_failed = true;
         self.forget_entry(&pick.field, &pick.id);
@@ -166,12 +167,12 @@ impl Answers {
         }
     }
 
-    /// Nothing of that `TrackedField` waits here any more.
+    /// Forgets a `TrackedField` without waiting entries.
     pub(super) fn forget(&mut self, field: &Key) {
         self.by_field.remove(field);
     }
 
-    /// These entries of that `TrackedField` wait, and no others.
+    /// Forgets the answers to all entries of that `TrackedField` except the `waiting` ones.
     pub(super) fn renew(&mut self, field: &Key, waiting: &[Arc<str>]) {
         let Some(marks) = self.by_field.get_mut(field) else { return };
         marks.alone.retain(|id| waiting.contains(id));
@@ -181,7 +182,7 @@ impl Answers {
         }
     }
 
-    /// What the answers so far make of that entry.
+    /// Returns the state of that entry after the answers so far.
     pub(super) fn turn_of(&self, field: &Key, id: &Arc<str>) -> Turn {
         match self.by_field.get(field).and_then(|marks| marks.refused.as_ref()) {
             Some((refused, accepted)) if refused == id => {
@@ -195,37 +196,37 @@ impl Answers {
         }
     }
 
-    /// Whether that entry was in a digest that the receiver refused.
+    /// Returns whether that entry was in a refused digest.
     pub(super) fn goes_alone(&self, field: &Key, id: &Arc<str>) -> bool {
         self.by_field.get(field).is_some_and(|marks| marks.alone.contains(id))
     }
 
-    /// A message was rejected, perhaps for its own fault, and none was accepted since.
+    /// Returns whether a message was rejected, perhaps for its own fault, and none was accepted since.
     pub(super) fn is_rejecting(&self) -> bool {
         self.rejected_in_a_row > 0
     }
 
-    /// Other messages go before the next entry that may fail.
+    /// Returns whether other messages go before the next entry that may fail.
     pub(super) fn has_just_failed(&self) -> bool {
         self.just_failed
     }
 
-    /// When an entry of that `TrackedField` was refused last: the smallest number is the next in turn.
+    /// Returns the turn of the last refused entry of that `TrackedField`: the smallest number is next.
     pub(super) fn tried(&self, field: &Key) -> u64 {
         self.by_field.get(field).map_or(0, |marks| marks.tried)
     }
 
-    /// Whether a stopped receiver may be sent the test message.
+    /// Returns whether a stopped receiver may get the test message.
     pub(super) fn may_test(&self) -> bool {
         !self.test_accepted
     }
 
-    /// Whether the test message is next where it alternates with the only `TrackedField` that waits.
+    /// Returns whether the test message is next, where it alternates with the only waiting `TrackedField`.
     pub(super) fn test_is_next(&self, field: &Key) -> bool {
         self.may_test() && self.test_tried < self.tried(field)
     }
 
-    /// Somebody asks for an attempt, and nothing waits that could be one.
+    /// Allows a test message because somebody requested an attempt and no entry waits.
     pub(super) fn allow_test(&mut self) {
         self.test_accepted = false;
     }
@@ -292,7 +293,7 @@ pub(super) struct Batch {
 }
 
 impl Line {
-    /// Nothing is being tried, and nothing is known of the receiver.
+    /// Resets the queue: no attempt in progress, nothing known about the receiver.
     pub(super) fn rest(&mut self) {
         self.batch = None;
         self.answers = Answers::default();
@@ -300,14 +301,15 @@ impl Line {
         self.changed.notify_one();
     }
 
-    /// The next request may be sent at once.
+    /// Allows the next request at once.
     pub(super) fn go_on(&mut self) {
         self.failures = 0;
         self.backoff = None;
         self.not_before = None;
     }
 
-    /// The receiver accepted the test message or these entries; whether that is news for the contact point.
+    /// Records that the receiver accepted the test message or these entries; returns whether the contact point's status
+    /// changes.
     pub(super) fn accept(&mut self, sent: &Sent, entries: &[Pick]) -> bool {
         self.go_on();
         self.answers.accept(entries.iter().take(sent.taken), self.stage == Gate::Stopped);
@@ -334,7 +336,8 @@ impl Line {
         news || is_test
     }
 
-    /// The receiver did not answer, or may accept the same later; whether that is news for the contact point.
+    /// Records that the receiver did not answer, or may accept the same request later; returns whether the contact
+    /// point's status changes.
     pub(super) fn retry(&mut self, message: String, after: Option<Duration>, patience: Patience, now: Instant) -> bool {
         self.failures += 1;
         let delay = self.backoff.get_or_insert_with(|| patience.retry.series()).next_delay();
@@ -342,7 +345,7 @@ impl Line {
         let message = if asked < LONG {
             message
         } else {
-            // The next failure is too far away to wait for.
+            // A pause this long is reported at once.
             self.failures = self.failures.max(FAILING_FROM);
             format!("{message} (not before {} s have passed)", asked.as_secs())
         };
@@ -350,18 +353,18 @@ impl Line {
         self.say(Standing::Retrying(message))
     }
 
-    /// Stops the contact point for the reason of the last refusal; whether that is news for it.
+    /// Stops the contact point for the reason of the last refusal; returns whether the contact point's status changes.
     pub(super) fn stop(&mut self, patience: Patience, now: Instant) -> bool {
         self.stop_silently();
         self.not_before = Some(now + patience.stopped);
         let Some((reason, message)) = self.answers.refusal.clone() else { return false };
         let news = self.say(Standing::Stopped { reason: reason.as_str(), message });
-        // Each 401 has the Secret read again: somebody may have fixed it.
+        // Each 401 triggers a new read of the Secret, which somebody may have fixed.
         news || reason == Refusal::Unauthorized
     }
 
-    /// Stops the contact point without a word: the test message is sent at once, and its answer shows whether the receiver
-    /// accepts anything. So a contact point does not change its status for every message that is rejected.
+    /// Stops the contact point without a status change: the test message is sent at once, and its answer shows whether
+    /// the receiver accepts anything. So single rejected messages do not change the status.
     pub(super) fn stop_silently(&mut self) {
         self.stage = Gate::Stopped;
         self.batch = None;

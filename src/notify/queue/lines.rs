@@ -30,7 +30,7 @@ pub struct Lines {
     /// Which line the entries of a `TrackedField` wait in.
     places: HashMap<Key, Key>,
     pub(super) flights: Flights,
-    /// How long the Pending entries of each `TrackedField` have waited.
+    /// Ages of the Pending entries of each `TrackedField`.
     pub(super) ages: HashMap<Key, Ages>,
     /// How many configurations there have been.
     editions: u64,
@@ -44,7 +44,7 @@ pub struct Request {
     pub(super) picks: Vec<Pick>,
     /// The id of the test message.
     pub test_id: String,
-    /// When the attempt began.
+    /// Start of the attempt.
     pub(super) began: Instant,
     /// Without any template of a user's.
     pub plain: bool,
@@ -95,21 +95,21 @@ pub enum Next {
     Send,
     /// Wait for a change, until then at the latest.
     Wait(Option<Instant>),
-    /// The contact point has stopped: its status has to say so.
+    /// The contact point has stopped, and its status must say so.
     Stopped,
 }
 
-/// What a line sends next.
+/// Next request of a queue.
 enum Choice {
     Entries(Batch),
     Test,
     Nothing,
-    /// Entries wait, and the receiver has rejected one of each `TrackedField` since it accepted something.
+    /// Entries wait, but since the last accepted message the receiver has rejected an entry of each `TrackedField`.
     NoneLeft,
 }
 
 impl Lines {
-    /// No line yet.
+    /// Creates an empty set of queues.
     pub fn new(patience: Patience) -> Self {
         Self {
             patience,
@@ -193,7 +193,7 @@ impl Lines {
         self.by_point.get(point).and_then(|line| line.standing.clone()).unwrap_or(Standing::Untried)
     }
 
-    /// How many test messages of its configuration the receiver of `point` accepted.
+    /// Returns the number of test messages of its configuration that the receiver of `point` accepted.
     pub fn tests_accepted(&self, point: &Key) -> i64 {
         self.by_point.get(point).map_or(0, |line| line.test.accepted)
     }
@@ -257,7 +257,7 @@ impl Lines {
         self.places.contains_key(field)
     }
 
-    /// The contact point that goes on without `field`, which is gone now.
+    /// Forgets `field`, which was deleted; returns the contact point that had gone on without it.
     pub fn no_longer_left_out(&mut self, field: &Key) -> Option<Key> {
         self.flights.write_accepted(field)
     }
@@ -286,8 +286,8 @@ impl Lines {
         }
     }
 
-    /// This is what the status of `field` has, and whether its entries are held back from now on. Gives how long entries were
-    /// held back so far.
+    /// Updates the ages of the entries of `field` from its status; `held`: they are suspended from now on. Returns how
+    /// long entries have been suspended.
     pub fn observe(&mut self, field: &Key, history: &[Entry], held: bool, now: Now) -> BTreeMap<String, Duration> {
         let ages = self.ages.entry(field.clone()).or_default();
         ages.observe(history, held, now);
@@ -302,7 +302,7 @@ impl Lines {
         self.flights.outcomes(field)
     }
 
-    /// Gives the contact point that went on without `field`, and does no longer.
+    /// Records written outcomes. Returns the contact point that had gone on without `field`, and no longer does.
     pub fn recorded(&mut self, field: &Key, outcomes: &[(String, Outcome)]) -> Option<Key> {
         for line in self.flights.recorded(field, outcomes) {
             self.notify(&line);
@@ -313,12 +313,12 @@ impl Lines {
         self.flights.write_accepted(field)
     }
 
-    /// The apiserver refused to write the status of `field`, which sends to `point`. Whether the others go on without it from
-    /// here on.
+    /// Records that the apiserver refused to write the status of `field`, which sends to `point`. Returns whether the
+    /// others go on without `field` from now on.
     pub fn write_rejected(&mut self, field: &Key, point: &Key, code: u16, message: &str) -> bool {
         let newly = self.flights.write_rejected(field, point, code, message);
         if newly {
-            // Its outcome may be one of another contact point.
+            // The unrecorded outcome may belong to another contact point.
             for line in self.by_point.values() {
                 line.changed.notify_one();
             }
@@ -326,12 +326,12 @@ impl Lines {
         newly
     }
 
-    /// Why the contact points go on without `field`, if they do.
+    /// Returns why the contact points go on without `field`, if they do.
     pub fn left_out(&self, field: &Key) -> Option<String> {
         self.flights.left_out(field).map(str::to_owned)
     }
 
-    /// The `TrackedField`s that `point` goes on without, and why.
+    /// Returns the `TrackedField`s that `point` goes on without, with the causes.
     pub fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
         let mut left_out = self.flights.left_out_of(point);
         left_out.sort();
@@ -401,7 +401,7 @@ impl Lines {
         line.offers.iter().filter(|(field, _)| !self.flights.has(field))
     }
 
-    /// Whether the test message alternates with the oldest entry: only one `TrackedField` waits.
+    /// Returns whether the test message alternates with the oldest entry, because only one `TrackedField` waits.
     pub(super) fn alternates(&self, point: &Key) -> bool {
         let line = self.by_point.get(point);
         line.is_some_and(|line| line.answers.may_test() && self.sendable(line).count() == 1)
@@ -417,7 +417,8 @@ impl Lines {
         }
     }
 
-    /// Refused entries go alone, and only after something was accepted; everything else goes oldest first.
+    /// Chooses the next request: refused entries go alone, and only after an accepted message; all others go oldest
+    /// first.
     fn choose_when_open(&self, line: &Line) -> Choice {
         let (mut fresh, mut last, mut refused) = (Vec::new(), Vec::new(), false);
         for (field, offer) in self.sendable(line) {
@@ -444,8 +445,8 @@ impl Lines {
         }
     }
 
-    /// The oldest entry of each waiting `TrackedField` in turn, alone; the test message where none waits, and in turn with
-    /// the only one that does.
+    /// Chooses the next attempt: the oldest entry of each waiting `TrackedField` in turn, alone; the test message if
+    /// none waits, and in turn with the only one that does.
     fn choose_when_stopped(&self, line: &Line) -> Choice {
         let waiting: Vec<_> = self.sendable(line).collect();
         match waiting.as_slice() {
@@ -483,7 +484,8 @@ impl Lines {
         Some(request)
     }
 
-    /// The oldest entries of these offers, up to the first that goes alone. Ids are `UUIDv7`: they sort by time.
+    /// Returns the oldest entries of these offers, up to the first that goes alone. Ids are `UUIDv7`, which sort by
+    /// time.
     fn oldest(line: &Line, offers: &[(&Key, &Offer)], count: usize) -> Vec<Pick> {
         let head = |offer: usize, at: usize| offers[offer].1.ids.get(at).map(|id| Reverse((id, offer, at)));
         let mut heads: BinaryHeap<_> = (0..offers.len()).filter_map(|offer| head(offer, 0)).collect();

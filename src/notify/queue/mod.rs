@@ -1,10 +1,10 @@
-//! The outbox: a line of waiting messages for each contact point.
+//! The outbox: a queue of waiting messages for each contact point.
 //!
-//! [`lines`] decides what is sent next, [`answers`] what an answer means; [`worker`] waits and sends, one request at a
-//! time for each contact point. The entries themselves live in the `TrackedField`s: their passes offer what is pending, take
-//! back the outcomes and write them. A line sends its next request only when every outcome of its last one stands in
-//! status, so a kill at any instant repeats at most the entries of one request. One object whose status the apiserver keeps
-//! refusing is left out, and nothing more of it is sent until its outcomes stand there.
+//! [`lines`] chooses the next request, [`answers`] interprets answers; [`worker`] waits and sends, one request at a
+//! time for each contact point. The entries live in the `TrackedField`s, whose reconciles offer Pending entries, take
+//! the outcomes and record them. A queue sends its next request only after every outcome of its last one is in status,
+//! so a kill at any instant repeats at most the entries of one request. If the apiserver keeps refusing an object's
+//! status, the queue goes on without that object, and sends nothing more of it until its outcomes are recorded.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,21 +39,21 @@ pub struct Patience {
     pub retry: Policy,
     /// After one that will not be until somebody mends something.
     pub stopped: Duration,
-    /// An entry that is older when an attempt begins expires if that fails.
+    /// Age at the start of an attempt from which an entry expires if the attempt fails.
     pub max_age: Duration,
 }
 
 /// The test message of one configuration of a contact point.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TestMessage {
-    /// What tells the configuration from every other one.
+    /// Identity of the configuration.
     pub configuration: String,
-    /// How many test messages the receiver accepted: the next one is another message.
+    /// Number of accepted test messages; each acceptance gives the next one a new id.
     pub accepted: i64,
 }
 
 impl TestMessage {
-    /// Its id, by which a receiver can tell a repetition.
+    /// Returns the message id, by which a receiver recognizes a repetition.
     fn id(&self) -> String {
         format!("test-{}", short_digest(format!("{}/{}", self.configuration, self.accepted)))
     }
@@ -87,7 +87,7 @@ pub enum Stage {
     Test,
     /// Whatever waits.
     Open,
-    /// It was found stopped in its status: the oldest message that waits, or the test message, shows whether it is fixed.
+    /// The status says stopped: the oldest waiting message, or the test message, shows whether the receiver is fixed.
     Probe,
 }
 
@@ -161,7 +161,7 @@ impl<T: Transport> Outbox<T> {
         self.lines().standing(point)
     }
 
-    /// How many test messages of its configuration the receiver of `point` accepted.
+    /// Returns the number of test messages of its configuration that the receiver of `point` accepted.
     pub fn tests_accepted(&self, point: &Key) -> i64 {
         self.lines().tests_accepted(point)
     }
@@ -213,8 +213,8 @@ impl<T: Transport> Outbox<T> {
         }
     }
 
-    /// The apiserver refused to write the status of `field`, which sends to `point`. After five times the others go on
-    /// without it.
+    /// Records that the apiserver refused to write the status of `field`, which sends to `point`. After five refusals
+    /// the others go on without `field`.
     pub fn write_rejected(&self, field: &Key, point: &Key, code: u16, message: &str) {
         let newly_left_out = self.lines().write_rejected(field, point, code, message);
         if newly_left_out {
@@ -223,18 +223,18 @@ impl<T: Transport> Outbox<T> {
         }
     }
 
-    /// Why the contact points go on without `field`, if they do.
+    /// Returns why the contact points go on without `field`, if they do.
     pub fn left_out(&self, field: &Key) -> Option<String> {
         self.lines().left_out(field)
     }
 
-    /// The `TrackedField`s that `point` goes on without, and why.
+    /// Returns the `TrackedField`s that `point` goes on without, with the causes.
     pub fn left_out_of(&self, point: &Key) -> Vec<(Key, String)> {
         self.lines().left_out_of(point)
     }
 
-    /// This is what the status of `field` has, and whether its entries are held back from now on. Gives how long entries were
-    /// held back so far, by id.
+    /// Updates the ages of the entries of `field` from its status; `held`: they are suspended from now on. Returns how
+    /// long entries have been suspended, by id.
     pub fn observe(&self, field: &Key, history: &[Entry], held: bool, now: Now) -> BTreeMap<String, Duration> {
         self.lines().observe(field, history, held, now)
     }

@@ -95,7 +95,7 @@ impl Line {
         self.lines.take(&key(point), edition, self.now)
     }
 
-    /// The answer to all entries of the request.
+    /// Answers all entries of the request.
     fn answer(&mut self, request: &Request, answer: Result<Sent, Failure>) -> super::answers::Concerned {
         let answer = answer.map_err(|failure| SendError::new(failure, request.picks.len()));
         self.lines.answered(&key("p"), request, answer, self.now)

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use super::*;
 
-/// A lookup that answers after a time, and how many were begun and are running.
+/// A lookup that answers after a delay, with counts of begun and running lookups.
 #[derive(Clone, Default)]
 struct Servers {
     begun: Arc<AtomicUsize>,
@@ -87,7 +87,7 @@ async fn namespace_has_two_lookups_at_a_time_also_if_nobody_waits_for_them() {
     let names = servers.names(HANGS);
     let ask = |namespace: &'static str, name: String| {
         let names = names.clone();
-        // Given up by its request before the lookup ends.
+        // The request gives up before the lookup ends.
         tokio::spawn(async move { timeout(Duration::from_secs(1), resolve(&names, namespace, &name)).await })
     };
     let tenant: Vec<_> = (0..20).map(|number| ask("tenant", format!("{number}.test"))).collect();
@@ -172,6 +172,6 @@ fn hosts_file_wins() {
     assert_eq!(found("WEB.shop"), ["10.0.0.1"]);
     assert_eq!(found("web.shop."), ["10.0.0.1"]);
     assert!(found("no").is_empty() && found("elsewhere.test").is_empty() && found(&"a".repeat(300)).is_empty());
-    // Bytes that are no text.
+    // Invalid UTF-8.
     assert!(in_hosts(file, "elsewhere.test").is_empty());
 }

@@ -1,4 +1,4 @@
-//! Spreads the writes of children of which nothing is known yet: after a failover that may be all of them.
+//! Rate limit for writes of children without a confirmed state: after a failover that may be all of them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,18 +8,18 @@ use tokio::time::Instant;
 
 use crate::runtime::Key;
 
-/// Time between two of them.
+/// Time between two writes.
 const PERIOD: Duration = Duration::from_millis(50);
-/// How many may come at once.
+/// Number of writes that may happen at once.
 const BURST: u32 = 100;
 
-/// Gives each child a time to be written at, without holding up anything else meanwhile.
+/// Schedule of children's writes that blocks nothing else.
 #[derive(Default)]
 pub(super) struct Pacer(Mutex<Turns>);
 
 #[derive(Default)]
 struct Turns {
-    /// When the turn of the next one is.
+    /// Time of the next free write.
     next: Option<Instant>,
     given: HashMap<Key, Instant>,
 }
@@ -29,7 +29,7 @@ impl Pacer {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long the child has to wait; none if it is its turn, which is then used up.
+    /// Returns how long the child must wait; `None` if its turn has come, which is then used up.
     pub(super) fn wait(&self, child: &Key) -> Option<Duration> {
         let now = Instant::now();
         let mut turns = self.turns();
@@ -45,7 +45,7 @@ impl Pacer {
         Some(turn - now)
     }
 
-    /// The child is not wanted any more.
+    /// Forgets a child that is no longer desired.
     pub(super) fn forget(&self, child: &Key) {
         self.turns().given.remove(child);
     }

@@ -26,12 +26,12 @@ pub enum Trouble {
         /// The answer.
         said: Box<Status>,
     },
-    /// Many children are to be written of which nothing is known yet: it is the turn of this one later.
+    /// Too many children without a confirmed state need a write, so this one waits.
     #[error("{what} waits for its turn to be applied")]
     Paced {
         /// The child.
         what: String,
-        /// How long.
+        /// Waiting time.
         wait: Duration,
     },
     /// Its owner may be gone.
@@ -60,19 +60,19 @@ impl Failure for Trouble {
 }
 
 impl Trouble {
-    /// The fields that the apiserver names where it refuses an object; those of lists without the number of the item. None if it
-    /// refuses it for something that no field can mend.
+    /// Returns the fields that the apiserver names where it refuses an object, with list indexes replaced by 0; `None`
+    /// if no field can fix the refusal.
     pub(super) fn fields(&self) -> Option<BTreeSet<String>> {
         let said = match self {
             Self::Refused { said, .. } if !is_immutable(said) => said,
-            // It finds this out before it looks at the fields.
+            // The apiserver detects this before it validates fields.
             Self::Api { error: kube::Error::Api(said), .. } if said.message.starts_with("duplicate nodePort") => {
                 return Some(["spec.ports[0].nodePort".into()].into());
             }
             _ => return None,
         };
         let causes = said.details.iter().flat_map(|details| &details.causes);
-        // Numbers are those of an object that was never stored.
+        // Indexes are those of an object that was never stored.
         let fields = causes.map(|cause| any_item(&cause.field)).filter(|field| !field.starts_with("metadata"));
         Some(fields.collect())
     }
@@ -98,7 +98,7 @@ fn is_unreadable(said: &Status) -> bool {
     said.code == 500 && begins.iter().any(|words| said.message.starts_with(words))
 }
 
-/// The field with each number of an item replaced by 0.
+/// Returns the field with each list index replaced by 0.
 fn any_item(field: &str) -> String {
     let mut parts = field.split('[');
     let first = parts.next().unwrap_or_default().to_owned();

@@ -23,7 +23,7 @@ fn desired() -> Value {
     } })
 }
 
-/// As the apiserver stores it.
+/// Returns the object as the apiserver stores it.
 fn live() -> Value {
     json!({ "metadata": { "labels": { "app": "a" } }, "spec": {
         "replicas": 0, "selector": { "app": "a" }, "command": ["sh", "-c"], "strategy": "default",
@@ -48,7 +48,7 @@ fn ours() -> ManagedFieldsEntry {
     )
 }
 
-/// Whether the change is drift: of what was confirmed in this process, and of what a new one finds.
+/// Each change is compared with values confirmed in this process, and judged by a new process.
 #[rstest]
 #[case::nothing(|_: &mut Value| {}, None)]
 #[case::a_field_of_others(|it: &mut Value| it["spec"]["strategy"] = json!("other"), None)]
@@ -76,7 +76,7 @@ fn drift_is_a_difference_of_the_desired_fields(#[case] change: fn(&mut Value), #
     assert_eq!(matches(&changed, &desired(), &managed, US), drift.is_none());
 }
 
-/// An entry of which others took all that was inside is no claim on the whole.
+/// A `managedFields` entry whose items others took makes no list atomic.
 #[test]
 fn list_whose_items_were_taken_is_still_told_apart_by_key() {
     let mut emptied = ours().fields_v1.unwrap().0;
@@ -90,7 +90,7 @@ fn list_whose_items_were_taken_is_still_told_apart_by_key() {
     assert_eq!(in_words(&differences), "spec.ports[port=53,protocol=UDP] and spec.ports[port=80,protocol=TCP]");
 }
 
-/// One field as a whole may hold what the apiserver filled in, and nothing that others did.
+/// An atomic field may hold the apiserver's defaults, but no value of another writer.
 #[test]
 fn more_inside_one_field_is_a_default_unless_others_wrote_it() {
     let mut filled = live();

@@ -29,7 +29,7 @@ struct State {
     loses_answer: bool,
     /// Requests fail.
     fails: bool,
-    /// Somebody edits the metadata of the lease right before so many of the next writes, each of which then meets 409.
+    /// Number of coming writes that get 409 because somebody edits the lease's metadata right before each.
     edits: u32,
 }
 
@@ -304,7 +304,7 @@ async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
     let one = start(&server, "one");
     until(|| one.fence.held()).await;
     let two = start(&server, "two");
-    // Its own write is applied and the answer lost; then each of five writes meets an edit.
+    // A renewal is applied and its answer lost; then each of five writes meets an edit.
     server.state().loses_answer = true;
     server.state().edits = 5;
     until(|| server.state().edits == 0).await;

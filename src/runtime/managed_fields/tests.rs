@@ -161,7 +161,7 @@ fn fields_are_taken_from_every_manager_and_nothing_else() {
 
 const CONTAINER: [&str; 5] = ["f:spec", "f:template", "f:spec", "f:containers", "k:{\"name\":\"a\"}"];
 
-/// What others hold in our container, and beside it.
+/// Returns a set that owns these fields in the app's container, and others beside it.
 fn in_container(fields: Value) -> Value {
     let mut set = nested(&CONTAINER, fields);
     let pod = set.pointer_mut("/f:spec/f:template/f:spec").unwrap();
@@ -181,7 +181,7 @@ fn pod() -> Value {
     }] } } } })
 }
 
-/// As the apiserver names fields of two halves that exclude one another.
+/// Field names as the apiserver reports two halves that exclude one another.
 #[rstest]
 #[case::the_other_half_of_an_item(
     "containers[0].env[1].valueFrom",
@@ -228,7 +228,7 @@ fn rivals_of_a_service_are_found(#[case] field: &str, #[case] theirs: Value, #[c
     assert_eq!(rivals(&managed, US, &service(), field), all);
 }
 
-/// A port that is ours but for its number is ours; one that differs, or one too many, is somebody's own.
+/// A port that differs from the app's only in its number is the app's; other or additional ports are somebody else's.
 #[rstest]
 #[case::another_number(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 80, "nodePort": 30000 }]), &[8080])]
 #[case::another_target(json!([{ "port": 8080, "protocol": "TCP", "targetPort": 8080 }]), &[])]
@@ -257,7 +257,7 @@ fn last_writer_of_a_field_is_named(#[case] taker: ManagedFieldsEntry, #[case] na
     assert_eq!(last_writer(&managed, US, &[path(&["f:spec", "f:replicas"])]), named);
 }
 
-/// Whoever wrote beside a field that was removed after we wrote it, and nobody who wrote there before.
+/// The last writer wrote beside the field after its removal, not before the operator's apply.
 #[test]
 fn last_writer_of_a_removed_field_wrote_beside_it_since() {
     let at = |entry: ManagedFieldsEntry, time: &str| ManagedFieldsEntry {

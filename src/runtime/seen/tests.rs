@@ -87,7 +87,7 @@ fn one_that_a_list_does_not_show_while_it_is_asked_for_may_be_gone() {
     assert!(seen.wrote(&web, child(6, 0, 1), matched("d")));
 }
 
-/// What the watch shows before the answer is there need not be asked for if what matters of it is the same.
+/// State that the watch shows before the answer needs no read if its relevant content is the same.
 #[test]
 fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
     let seen = Seen::new([None].into(), TRUST);

@@ -1,11 +1,10 @@
 //! Traces, sent by OTLP over HTTP where the environment names an endpoint
 //! (<https://opentelemetry.io/docs/specs/otel/protocol/exporter/>).
 //!
-//! A span for each pass (that which log lines carry), and beneath it one for each request to the apiserver or to AWS, and for
-//! each message that is sent of what the pass offered. Requests about a target, which no pass waits for, have one of their own
-//! above them. The lines of the log from `info` up are events of their span. Requests
-//! and calls are named as the semantic conventions have it (<https://opentelemetry.io/docs/specs/semconv/>), passes as the log
-//! has it.
+//! Each reconcile has a span, which log lines carry. Each request to the apiserver or to AWS, and each message that the
+//! reconcile offered, has a span beneath it. Requests about a target run outside reconciles and have a span of their
+//! own above them. Log lines from `info` up are events of their span. Requests and calls are named by the semantic
+//! conventions (<https://opentelemetry.io/docs/specs/semconv/>), reconciles as in the log.
 
 use std::env;
 use std::time::Duration;

@@ -71,7 +71,7 @@ pub struct Rejected {
 pub enum Fault {
     /// The request is not looked at.
     Instead(Reply),
-    /// Nothing: it gets the right answer.
+    /// No fault: the request gets the right answer.
     Nothing,
     /// The message is taken, and recorded, if the rules let it pass; its right answer is lost.
     AnswerLost(Reply),

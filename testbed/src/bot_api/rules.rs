@@ -85,7 +85,7 @@ impl Chat {
         self
     }
 
-    /// Gives it a topic that an administrator has closed.
+    /// Adds a topic that an administrator has closed.
     #[must_use]
     pub fn with_closed_topic(mut self, message_thread_id: i64) -> Self {
         self.closed_topics.insert(message_thread_id);

@@ -152,7 +152,7 @@ impl Receiver {
         lock(&self.shared.script).paths.insert(path.to_owned(), reply);
     }
 
-    /// Does this with requests whose body has `text` in it, but for those that [`Self::next`] takes.
+    /// Replies like this to requests whose body contains `text`, except those that [`Self::next`] takes.
     pub fn at_text(&self, text: &str, reply: Reply) {
         lock(&self.shared.script).texts.push((text.to_owned(), reply));
     }

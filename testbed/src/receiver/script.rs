@@ -47,7 +47,8 @@ impl Script {
         self.taken.clear();
     }
 
-    /// The reply to a request to `path` with this body that came at `now`, and how long its turn takes where turns are taken.
+    /// Returns the reply to a request to `path` with this body that arrived at `now`, and the duration of its turn
+    /// where replies take turns.
     pub(super) fn decide(&mut self, path: &str, body: &[u8], now: Instant) -> (Reply, Option<Duration>) {
         match self.pace {
             Some(Pace::PerSecond(limit)) => match self.too_many(limit, now) {

@@ -1,4 +1,4 @@
-//! What the operator corrects, what it says of that, and what it takes from other managers for it.
+//! Corrections of drift, their reports, and the fields that they take from other managers.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Service;
@@ -36,7 +36,7 @@ async fn scale(bed: &Bed, manager: &str, replicas: i32) {
     bed.api::<Deployment>().patch_scale("web", &by, &Patch::Merge(scale)).await.unwrap();
 }
 
-/// Waits until both children say what they said before.
+/// Waits until both children have their former content.
 async fn restored(bed: &Bed, before: &(Value, Value)) {
     let mut last = json!(null);
     let right = until("both children are as they were", SOON, async || {
@@ -54,7 +54,7 @@ async fn both(bed: &Bed) -> (Value, Value) {
     (said(&deployment(bed, "web").await), said(&service(bed, "web").await))
 }
 
-/// The operator's requests about a resource of the test's namespace since then, with these verbs.
+/// Counts the operator's requests about a resource of the test's namespace since `since`, with these verbs.
 async fn asked(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize {
     let operator = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
     let requests = bed.plane.audit().requests(since).await.unwrap().into_iter().map(|request| request.subject);
@@ -64,7 +64,7 @@ async fn asked(bed: &Bed, since: Mark, resource: &str, verbs: &[&str]) -> usize 
         .count()
 }
 
-/// Nothing was applied to the children since they were made: the only key of a map or list is changed.
+/// Nothing was applied to the children since their creation, and the change hits the only key of a map or list.
 #[rstest]
 #[case::a_service_port("services", vec![replace("/spec/ports/0/port", 8080)], "spec.ports[port=80,protocol=TCP]")]
 #[case::a_limit(
@@ -104,11 +104,11 @@ async fn fresh_child_is_restored_after_its_only_key_was_changed(
     assert!(words.starts_with(&expected) && words.contains(" the AppService instead"), "{words}");
 }
 
-/// Its ownership label is gone too: the label-selected watch does not show it any more.
+/// The ownership label is removed too, so the label-selected watch no longer shows the child.
 #[tokio::test]
 async fn child_is_restored_after_all_its_labels_were_removed() {
     let bed = Bed::shared("unlabelled").await;
-    // However many corrections, none is held back.
+    // A tiny window: no correction is delayed, however many there are.
     let mut operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] })).await;
     ready(&bed, "web").await;
@@ -118,7 +118,7 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
     edit::<Service>(&bed, "kubectl-edit", vec![remove("/metadata/labels")]).await;
     restored(&bed, &before).await;
     ready(&bed, "web").await;
-    // One by one, and then what only the label's watch would have shown.
+    // The labels go first, then come changes that only the label's watch would have shown.
     let labels = deployment(&bed, "web").await.labels().clone();
     let gone: Vec<_> = labels.keys().map(|label| format!("{label}-")).collect();
     let gone: Vec<_> = ["label", "deployment/web"].into_iter().chain(gone.iter().map(String::as_str)).collect();
@@ -127,7 +127,7 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
     bed.kubectl(&["set", "image", "deployment/web", "web=nginx:evil"]).await;
     restored(&bed, &before).await;
     ready(&bed, "web").await;
-    // And where no process saw it happen.
+    // The changes also happen while no operator runs.
     operator.kill();
     edit::<Deployment>(&bed, "kubectl-edit", harm()).await;
     edit::<Deployment>(&bed, "kubectl-edit", vec![replace("/spec/replicas", 2)]).await;
@@ -136,7 +136,7 @@ async fn child_is_restored_after_all_its_labels_were_removed() {
     ready(&bed, "web").await;
 }
 
-/// Another manager's half of a field made the child invalid together with ours: it is taken, and nothing else of theirs.
+/// Another manager's half of a field makes the child invalid together with the operator's; only that half is taken.
 #[tokio::test]
 async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
     let bed = Bed::shared("siblings").await;
@@ -198,7 +198,7 @@ async fn app_stays_ready_after_a_sibling_field_made_a_child_invalid() {
     assert_eq!(said(&deployment(&bed, "web").await)["spec"], expected);
 }
 
-/// A limit that others set stands in the way of a later request: the newer word is the app's.
+/// A limit that others set blocks a later request; the app's newer value wins.
 #[tokio::test]
 async fn change_of_the_app_arrives_where_a_sibling_field_forbids_it() {
     let bed = Bed::shared("later").await;
@@ -218,7 +218,7 @@ async fn change_of_the_app_arrives_where_a_sibling_field_forbids_it() {
     assert!(words.contains("resources.limits of ") && words.contains("vertical-scaler"), "{words}");
 }
 
-/// A spec that the apiserver takes from nobody takes nothing from others.
+/// A spec that the apiserver rejects by itself takes nothing from others.
 #[tokio::test]
 async fn spec_at_fault_takes_nothing_from_other_managers() {
     let bed = Bed::shared("fault").await;
@@ -235,7 +235,7 @@ async fn spec_at_fault_takes_nothing_from_other_managers() {
     assert!(words.contains("must be less than or equal to cpu limit"), "{words}");
     let now = deployment(&bed, "web").await;
     assert_eq!(json!(now.spec.unwrap().template.spec.unwrap().containers[0].resources), limits);
-    // Once it is mended, what others have set is still theirs.
+    // Others keep their values once the spec is fixed.
     spec["resources"]["limits"]["cpu"] = json!("4");
     respec(&bed, "web", spec).await;
     ready(&bed, "web").await;
@@ -244,7 +244,7 @@ async fn spec_at_fault_takes_nothing_from_other_managers() {
     assert!(bed.events("web", "DriftCorrected").await.is_empty());
 }
 
-/// The value of a metric with these labels.
+/// Returns the value of a metric with these labels.
 async fn metric(operator: &Operator, series: &str) -> Option<f64> {
     let text = operator.metrics().await;
     text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
@@ -273,7 +273,7 @@ async fn correction_is_told_once_an_episode_and_counted_each_time() {
         .await
         .unwrap();
     }
-    // Later than any other of the first episode.
+    // This reconcile comes after all corrections, so no further Event of the first episode can follow.
     bed.kubectl(&["annotate", "appsvc/web", "quartermaster.dev/requested-at=now"]).await;
     looked_at(&bed, "web").await;
     let words = bed.event("web", "DriftCorrected").await;
@@ -285,7 +285,7 @@ async fn correction_is_told_once_an_episode_and_counted_each_time() {
     assert!(operator.logs().contains("corrected drift"), "an INFO line tells it");
 }
 
-/// An autoscaler on the Deployment itself never gives up.
+/// An autoscaler on the Deployment itself keeps changing it.
 #[tokio::test]
 async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
     let bed = Bed::shared("contested").await;
@@ -304,7 +304,7 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
         assert!(words.contains(said), "{said}: {words}");
     }
     assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
-    // From now on it is corrected less often than it is changed; the app says so all the time.
+    // Corrections are now rarer than changes, while the app stays `DriftContested`.
     let since = bed.plane.audit().mark().await.unwrap();
     for round in 0..12 {
         let replicas = 4 + round % 2;
@@ -322,13 +322,13 @@ async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {
     let corrected = asked(&bed, since, "deployments", &["patch"]).await;
     assert!(corrected <= 8, "{corrected} corrections of 12 changes");
 
-    // It is given up: the app is well again once corrections have stopped.
+    // The autoscaler stops: the app recovers once corrections have stopped.
     bed.until("web", "has its size again", sized(1)).await;
     ready(&bed, "web").await;
     bed.until("web", "has its size", sized(1)).await;
 }
 
-/// While an autoscaler of the app's own scales, and the Deployment's controller reports.
+/// The app's own autoscaler scales, and the Deployment controller reports.
 #[tokio::test]
 async fn scaling_by_the_app_s_autoscaler_costs_a_read_and_no_write() {
     let bed = Bed::shared("scaled").await;
@@ -353,7 +353,7 @@ async fn scaling_by_the_app_s_autoscaler_costs_a_read_and_no_write() {
     assert!(read <= 5, "{read} reads for 5 changes");
 }
 
-/// A policy that changes what we write is not fought: one apply a process, and no Event.
+/// An admission policy that changes written values is not fought: one apply a process, and no Event.
 #[tokio::test]
 async fn value_changed_by_admission_is_applied_once_a_process() {
     let bed = Bed::own_with(Options::default(), "admission").await;

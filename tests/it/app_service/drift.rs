@@ -88,7 +88,7 @@ pub(super) fn remove(path: &str) -> Value {
 #[tokio::test]
 async fn every_field_that_we_set() {
     let bed = Bed::shared("drift").await;
-    // However many corrections, none is held back.
+    // A tiny window: no correction is delayed, however many there are.
     let _operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
     app(&bed, "web", spec()).await;
     ready(&bed, "web").await;

@@ -190,7 +190,7 @@ async fn an_autoscaled_app_begins_within_its_bounds() {
     }
 }
 
-/// The test's cluster has no metrics server, so an autoscaler of the app's own never scales.
+/// The test cluster has no metrics server, so an app's own autoscaler never scales.
 #[tokio::test]
 async fn an_app_is_not_ready_once_its_autoscaler_has_been_inactive_for_the_grace_period() {
     let bed = Bed::shared("inactive").await;

@@ -67,7 +67,7 @@ async fn correction_of_a_copy_is_told_once_an_episode() {
     let words = shop.bed.event("s", "DriftCorrected").await;
     let expected = format!("corrected data.a of ConfigMap {far}/settings, changed by ");
     assert!(words.starts_with(&expected) && words.ends_with(": change the source instead"), "{words}");
-    // A change of the source is none.
+    // A change of the source is no drift.
     shop.edit(&here, "settings", json!({ "data": { "a": "2" } })).await;
     shop.copied(&far, "settings", json!({ "a": "2" })).await;
     shop.reads("s", "Synced").await;

@@ -260,7 +260,7 @@ async fn every_field_of_an_app_service_at_its_boundary() {
     assert!(refused.contains("write a spec"), "{refused}");
 }
 
-/// Stored while the CRD did not have the rule.
+/// The app was stored before the CRD had the rule.
 #[tokio::test]
 async fn an_autoscaled_app_without_a_cpu_request_that_is_older_than_the_rule_can_still_be_changed() {
     let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Nothing expires untried.
+//! No entry expires untried.
 
 use jiff::{SignedDuration, Timestamp};
 use quartermaster::api::TrackedField;
@@ -9,7 +9,7 @@ use testbed::receiver::Receiver;
 use super::{is, status, write_history};
 use crate::support::{Bed, Operator, Settings, changes};
 
-/// An entry that waits, as a process with another clock, or one that ran days ago, has left it.
+/// Returns a waiting entry as a process with another clock, or one that ran days ago, has left it.
 fn waiting(bed: &Bed, id: &str, hours_ago: i64) -> Value {
     let time = Timestamp::now() - SignedDuration::from_hours(hours_ago);
     json!({
@@ -18,13 +18,13 @@ fn waiting(bed: &Bed, id: &str, hours_ago: i64) -> Value {
     })
 }
 
-/// `TrackedField`s of a Deployment of one replica, which is what their histories say.
+/// Creates a `TrackedField` of a Deployment with one replica, and writes its history.
 async fn tracked(bed: &Bed, name: &str, point: &str, history: &[Value]) {
     bed.track(name, "Deployment", "web", "replicas", point).await;
     write_history(bed, name, &json!(history)).await;
 }
 
-/// As after a weekend during which the cluster was switched off, or when the clock is 25 hours ahead.
+/// The cluster was off for a weekend, or the clock is 25 hours ahead.
 #[tokio::test]
 async fn an_old_entry_is_delivered_if_the_first_attempt_succeeds() {
     let bed = Bed::shared("old").await;
@@ -32,7 +32,7 @@ async fn an_old_entry_is_delivered_if_the_first_attempt_succeeds() {
     bed.deployment("web", 1).await;
     tracked(&bed, "it", "hook", &[waiting(&bed, "one", 60), waiting(&bed, "two", 25)]).await;
     let _operator = Operator::start(&bed, Settings::default()).await;
-    // It could not be tried so far: that is no reason to give it up.
+    // An entry without an attempt must not expire.
     bed.waiting("it", "ContactPointNotFound: ").await;
     assert!(bed.history("it").await.iter().all(|entry| is(entry, Delivery::Pending)));
     bed.webhook("hook", &receiver.url()).await;
@@ -50,13 +50,13 @@ async fn an_old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     tracked(&bed, "old", "hook", &[waiting(&bed, "old", 25)]).await;
     tracked(&bed, "young", "hook", &[waiting(&bed, "young", 23)]).await;
     tracked(&bed, "future", "hook", &[waiting(&bed, "future", -25)]).await;
-    // For 28 of 50 hours it was suspended, before this process and while there was none.
+    // The entry was suspended for 28 of 50 hours, before this process and while there was none.
     let since = Timestamp::now() - SignedDuration::from_hours(21);
     let mut held = waiting(&bed, "held", 50);
     held["heldSince"] = json!(format!("{since:.0}"));
     held["heldSeconds"] = json!(7 * 3600);
     tracked(&bed, "held", "hook", &[held]).await;
-    // Its clock was wrong when it was suspended.
+    // The clock was wrong when the entry was suspended.
     let mut ahead = waiting(&bed, "ahead", 1);
     ahead["heldSince"] = json!(format!("{:.0}", Timestamp::now() + SignedDuration::from_hours(30)));
     tracked(&bed, "ahead", "hook", &[ahead]).await;

@@ -1,4 +1,4 @@
-//! Whether an entry is delivered or fails, and whether people see a test message.
+//! Delivery and failure of entries, and test messages that people see.
 
 use http::StatusCode;
 use quartermaster::api::TrackedField;
@@ -17,7 +17,7 @@ fn status(code: u16) -> Reply {
     Reply::status(StatusCode::from_u16(code).unwrap())
 }
 
-/// The test messages that the receiver accepted.
+/// Returns the test messages that the receiver accepted.
 fn tests(receiver: &Receiver) -> Vec<std::sync::Arc<Request>> {
     taken(receiver).into_iter().filter(|request| request.header("ce-type") == Some(READY)).collect()
 }
@@ -26,14 +26,14 @@ fn is(entry: &Entry, delivery: Delivery) -> bool {
     entry.delivery == Some(delivery)
 }
 
-/// A `TrackedField` of a Deployment's replicas that keeps a long history.
+/// Creates a `TrackedField` of a Deployment's replicas that keeps a long history.
 async fn track_long(bed: &Bed, name: &str, target: &str, point: &str) {
     let target = json!({ "kind": "Deployment", "namespace": bed.namespace, "name": target });
     let spec = json!({ "target": target, "contactPoint": point, "field": "replicas", "historyLimit": 200 });
     bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
 }
 
-/// Has a `TrackedField` have this history, as another process would have left it.
+/// Writes the history of a `TrackedField`, as another process would have left it.
 async fn write_history(bed: &Bed, name: &str, history: &Value) {
     let patch = json!({ "status": history }).to_string();
     bed.kubectl(&["patch", "trackedfield", name, "--subresource=status", "--type=merge", "-p", &patch]).await;

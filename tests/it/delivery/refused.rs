@@ -1,4 +1,4 @@
-//! What a receiver refuses is kept, unless it accepts other messages.
+//! Refused messages are kept, unless the receiver accepts others.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use testbed::wait::until;
 use super::{is, status, tests, track_long};
 use crate::support::{Bed, Operator, SOON, Settings, TOKEN, bot_api, changes, condition, taken};
 
-/// As when somebody archives a channel, or a proxy is set up wrongly.
+/// Somebody archived a channel, or a proxy is misconfigured.
 #[rstest]
 #[case::gone(410, "Gone")]
 #[case::bad_request(400, "Rejected")]
@@ -43,7 +43,7 @@ async fn a_receiver_that_refuses_everything_for_a_while_loses_no_entry(#[case] c
     .await;
     let (_, words) = condition(&bed.not_ready("hook", reason).await);
     assert!(words.contains(&format!("({code} channel_is_archived)")), "{words}");
-    // Each has been refused more than once.
+    // Each entry was refused more than once.
     let refused = receiver.requests().len();
     receiver.wait_for(SOON, |requests| requests.len() >= refused + 3 * FIELDS).await.unwrap();
     for field in 0..FIELDS {
@@ -111,7 +111,7 @@ async fn one_poisonous_value_holds_up_the_others_for_one_retry_period(#[case] co
     assert!(reason.contains(&code.to_string()), "{reason}");
     assert_eq!(bed.event("c", "DeliveryFailed").await, format!("Updated 13: not delivered: {reason}"));
     bed.ready("hook").await;
-    // A digest with it, alone, and once more after another message was accepted.
+    // The message went in a digest, alone, and once more after another message was accepted.
     let refused = receiver.requests().iter().filter(|request| !request.answered.unwrap().is_success()).count();
     assert!((2..=3).contains(&refused), "{refused} requests were refused");
     assert!(tests(&receiver).len() <= 1, "at most one, where it alone waited");
@@ -148,7 +148,7 @@ async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test
     let history = bed.history("it").await;
     assert!(history[1..].iter().all(|entry| is(entry, Delivery::Pending)), "{history:#?}");
     assert_eq!(tests(&receiver).len(), 2, "the first one, and the one that cost an entry");
-    // It is told once, not with each attempt.
+    // The refusal is reported once, not with each attempt.
     assert!(bed.events("hook", reason).await.len() <= 2, "{:#?}", bed.events("hook", reason).await);
 
     receiver.behave();
@@ -157,7 +157,7 @@ async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test
     assert_eq!(tests(&receiver).len(), 2);
 }
 
-/// A rejected message changes nothing of the contact point while others are accepted.
+/// A rejected message does not change the contact point while others are accepted.
 #[tokio::test]
 async fn a_contact_point_stays_ready_while_single_messages_are_rejected() {
     let bed = Bed::shared("steady").await;
@@ -183,7 +183,7 @@ async fn a_contact_point_stays_ready_while_single_messages_are_rejected() {
 async fn a_message_behind_a_poisonous_one_arrives_when_somebody_asks_for_it() {
     let bed = Bed::shared("asked").await;
     let receiver = Receiver::start().unwrap();
-    // Nobody waits that long.
+    // No test waits that long.
     let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1h")).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
@@ -240,7 +240,7 @@ async fn a_closed_topic_stops_the_contact_point_and_keeps_the_entries() {
     assert!(telegram.messages().iter().all(|message| message.message_thread_id == Some(3)));
 }
 
-/// A template's text is not the only one that there is.
+/// A rejected template text is not the only text: the default text remains.
 #[tokio::test]
 async fn a_rejected_template_text_is_replaced_by_the_default_text_before_an_entry_fails() {
     let bed = Bed::shared("default-text").await;

@@ -1,4 +1,4 @@
-//! When people see a test message, and by what it is recognised.
+//! Test messages that people see, and their ids.
 
 use http::StatusCode;
 use quartermaster::api::ContactPoint;
@@ -10,7 +10,7 @@ use testbed::receiver::Receiver;
 use super::{status, tests};
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// As while RBAC is applied anew.
+/// RBAC rules or the Secret are missing for a while.
 #[rstest]
 #[case::forbidden(StatusCode::FORBIDDEN, "SecretForbidden")]
 #[case::not_found(StatusCode::NOT_FOUND, "SecretNotFound")]
@@ -44,7 +44,7 @@ async fn a_secret_that_cannot_be_read_for_a_while_sends_no_test_message(
     bed.track("it", "Deployment", "web", "replicas", "hook").await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
     assert_eq!(tests(&receiver).len(), 1);
-    // What has changed is tested.
+    // A changed Secret is tested.
     bed.delete::<k8s_openapi::api::core::v1::Secret>("url").await;
     bed.not_ready("hook", "SecretNotFound").await;
     bed.secret("url", &receiver.url()).await;
@@ -82,7 +82,7 @@ async fn a_retried_test_message_keeps_its_id_also_after_a_restart() {
         assert!(ids.iter().all(|id| *id == ids[0]), "{header}: {ids:?}");
     }
 
-    // Another test message is another one: of another spec, and of a receiver that has accepted the last one.
+    // The test message gets a new id after a change of the spec, and once the receiver has accepted the last one.
     receiver.forget();
     bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "headers": { "X-More": "1" } } } })).await;
     receiver.wait_for(SOON, |_| tests(&receiver).len() == 1).await.unwrap();

@@ -1,4 +1,4 @@
-//! An object whose status nobody can write holds up no other.
+//! An object whose status nobody can write does not block others.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ use testbed::wait::until;
 use super::{is, status};
 use crate::support::{Bed, Operator, SOON, Settings, changes};
 
-/// What refuses every write of the `TrackedField` with a label of this test.
+/// A webhook or policy that refuses every write of the `TrackedField` with a label of this test.
 struct Refusing<'a> {
     bed: &'a Bed,
     by_webhook: bool,
@@ -32,7 +32,7 @@ impl<'a> Refusing<'a> {
         let rule = json!({ "apiGroups": ["tg.azamaton.ru"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": resources });
         let post = PostParams::default();
         if by_webhook {
-            // Nobody listens there.
+            // No server listens there.
             let webhook = json!({
                 "name": "refused.example.com", "clientConfig": { "url": "https://127.0.0.1:1/" }, "rules": [rule],
                 "objectSelector": selector, "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 1,
@@ -112,7 +112,7 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(#[case] by_w
     let refusing = Refusing::install(&bed, by_webhook).await;
     receiver.behave();
 
-    // The others go on, and everybody can see which one is refused.
+    // The others go on, and status shows which one is refused.
     bed.delivered("other", &[("Created", Some("1"))]).await;
     bed.scale("web", 2).await;
     bed.delivered("other", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
@@ -146,7 +146,7 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(#[case] by_w
     let counted = metrics.lines().find(|line| line.starts_with("quartermaster_status_writes_rejected_total{")).unwrap();
     assert!(counted.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() >= 5.0, "{counted}");
 
-    // A restart forgets the outcome: its one request is repeated, no more.
+    // A restart forgets the outcome and repeats its one request, no more.
     operator.kill();
     operator.restart();
     operator.ready().await;
@@ -176,7 +176,7 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(#[case] by_w
     assert!(told.iter().filter(|value| *value == "1").count() <= 2, "{told:?}");
 }
 
-/// An apiserver that is away says nothing about an object: everything waits for it, and nothing is sent twice.
+/// An unavailable apiserver says nothing about an object: everything waits, and nothing is sent twice.
 #[tokio::test]
 async fn an_apiserver_that_is_away_holds_up_every_object() {
     use testbed::proxy::{Fault, Match, Times};
@@ -192,13 +192,13 @@ async fn an_apiserver_that_is_away_holds_up_every_object() {
         bed.track(name, "Deployment", "web", "replicas", "hook").await;
         bed.waiting(name, "DeliveryFailing: ").await;
     }
-    // Of one object only, so that it would be told from the others if this were about the object.
+    // The fault hits one object only: an operator that blamed the object would go on with the other.
     let writes = Match::writes().resource("trackedfields").name("refused");
     let order = proxy.inject(writes, Times::Always, Fault::status(http::StatusCode::INTERNAL_SERVER_ERROR));
     receiver.always(Reply::ok());
     order.wait_for_hits(8, SOON).await.unwrap();
     bed.scale("web", 2).await;
-    // It could go from here on: five more attempts take seconds.
+    // By now such an operator could go on with the other: five more attempts take seconds.
     bed.until("other", "its second value", |field: &TrackedField| field.history().unwrap().len() == 2).await;
     order.wait_for_hits(order.hits() + 5, SOON).await.unwrap();
     let values = |name: &str| {

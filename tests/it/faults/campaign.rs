@@ -23,9 +23,9 @@ use crate::support::{Bed, Operator};
 const FIELDS: usize = 12;
 const POINTS: usize = 3;
 const KILLS: usize = 4;
-/// Its status writes are refused for a while.
+/// `TrackedField` whose status writes are refused for a while.
 const REFUSED: &str = "field-0";
-/// More than the writes after which the others go on without it.
+/// Number of refusals, above the limit after which the others go on without the object.
 const REFUSALS: u64 = 8;
 
 struct Replica {
@@ -100,7 +100,7 @@ fn point_name(point: usize) -> String {
     format!("point-{point}")
 }
 
-/// Sets fields to 1 and 2 in turn, often there and back in one breath, until it is `over`. Gives the newest values.
+/// Sets fields to 1 and 2 in turn, often twice at once, until `over`. Returns the newest values.
 async fn write(bed: &Bed, mut random: StdRng, over: &AtomicBool) -> HashMap<String, String> {
     let mut newest: HashMap<_, _> = (0..FIELDS).map(|field| (field_name(field), 1)).collect();
     while !over.load(Ordering::Relaxed) {
@@ -115,7 +115,7 @@ async fn write(bed: &Bed, mut random: StdRng, over: &AtomicBool) -> HashMap<Stri
     newest.into_iter().map(|(field, value)| (field, value.to_string())).collect()
 }
 
-/// Has each path accept everything, or answer 403 or 410 to everything, until it is `over`; then all accept.
+/// Makes each path accept everything, or answer everything with 403 or 410, until `over`; then all accept.
 async fn refuse(receiver: &Receiver, mut random: StdRng, over: &AtomicBool) {
     while !over.load(Ordering::Relaxed) {
         let path = format!("/{}", point_name(random.random_range(0..POINTS)));
@@ -126,13 +126,13 @@ async fn refuse(receiver: &Receiver, mut random: StdRng, over: &AtomicBool) {
     receiver.behave();
 }
 
-/// The apiserver refuses what the leader writes of one object, and then takes it.
+/// Refuses the leader's status writes of one object for a while.
 fn refuse_outcomes(proxy: &Proxy) {
     let writes = Match::verb(Verb::Patch).resource("trackedfields").subresource("status").name(REFUSED);
     proxy.inject(writes, Times::First(REFUSALS), Fault::status(StatusCode::FORBIDDEN));
 }
 
-/// For some seconds the standby's watch of the targets is cut, answered 410, or shows the past.
+/// Cuts the standby's watch of the targets for some seconds, answers it with 410, or lets it show stale state.
 async fn mislead(proxy: &Proxy, random: &mut StdRng) {
     let targets = || Match::watch("deployments");
     let pause = async |random: &mut StdRng| {
@@ -156,14 +156,14 @@ async fn mislead(proxy: &Proxy, random: &mut StdRng) {
         }
         pause(random).await;
     }
-    // Sometimes it has not recovered by the time that it leads.
+    // In half of the cases the standby has not recovered when it begins to lead.
     if random.random_bool(0.5) {
         proxy.inject(targets(), Times::First(3), Fault::Gone);
         proxy.end_watches(&targets(), Ending::Gone);
     }
 }
 
-/// Waits until each history ends with the newest value, and nothing waits.
+/// Waits until each history ends with the newest value and no entry waits.
 async fn caught_up(bed: &Bed, ledger: &Ledger, newest: &HashMap<String, String>) {
     let caught_up = until("every field's newest value is recorded, and nothing waits", CAUGHT_UP, async || {
         for (field, value) in newest {
@@ -179,7 +179,8 @@ async fn caught_up(bed: &Bed, ledger: &Ledger, newest: &HashMap<String, String>)
     caught_up.await.unwrap();
 }
 
-/// Each field had two values: no change between two entries was lost if they differ, and none was recorded that did not happen.
+/// Asserts that successive values differ. Each field has two values, so no change was lost between two entries, and
+/// none was invented.
 fn assert_alternating(ledger: &Ledger) {
     for (field, entries) in ledger.fields() {
         for pair in entries.windows(2).filter(|pair| pair[1].merged.is_none()) {
@@ -188,7 +189,7 @@ fn assert_alternating(ledger: &Ledger) {
     }
 }
 
-/// What came of an entry: how its requests were answered, in order, and by itself or in a digest.
+/// Answered request, with the ids of its entries.
 struct Attempt {
     path: String,
     status: Option<StatusCode>,
@@ -207,8 +208,8 @@ fn attempts(receiver: &Receiver) -> Vec<Attempt> {
     attempts.collect()
 }
 
-/// An entry that is `Failed` names an answer that it got, was refused at least twice, and between those something else was accepted.
-/// One that is `Delivered` was accepted.
+/// Asserts that each `Failed` entry names an answer it got and was refused at least twice, with another message
+/// accepted in between; and that each `Delivered` entry was accepted.
 fn assert_failed_truly(ledger: &Ledger, receiver: &Receiver) {
     let attempts = attempts(receiver);
     for entry in ledger.fields().into_values().flatten() {
@@ -243,8 +244,9 @@ fn assert_is_true(entry: &Entry, attempts: &[Attempt]) {
     assert!(between.into_iter().any(is_accepted), "nothing was accepted since it was refused first: {entry:?}");
 }
 
-/// An entry is accepted again only when its sender died with the request that carried it, which is the last one that it sent to that
-/// contact point; or when its outcome was one of those that the apiserver refused, once for each sender. Gives how many were.
+/// Asserts that an entry is accepted again only if its sender died with the request that carried it, its last one to
+/// that contact point, or if the apiserver refused the entry's outcome, once for each sender. Returns the number of
+/// repetitions.
 fn assert_acceptances_bounded(receiver: &Receiver) -> usize {
     let told: Vec<_> = told(receiver).into_iter().filter(|request| request.taken).collect();
     let mut last: HashMap<(&str, &str), usize> = HashMap::new();

@@ -1,4 +1,4 @@
-//! An apiserver that answers for every kind but one: a conversion webhook or an aggregated API hangs.
+//! An apiserver that hangs for one kind only: a conversion webhook or an aggregated API does not answer.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use super::flood::{set_map, track_map};
 use super::told::told;
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// More than reconciles run at once.
+/// More objects than reconciles that run at once.
 const HANGING: usize = 24;
 
-/// No time limit ends a request that hangs, and each target is read every second.
+/// Starts an operator that never times out a request, and that reads each target every second.
 async fn operator(bed: &Bed) -> (Proxy, Operator) {
     let (proxy, file) = bed.through_proxy().await;
     let flags = ["--resync=1s", "--api-timeout=1h", "--reconcile-timeout=1h"];
@@ -57,7 +57,7 @@ async fn messages_go_on_when_reads_of_one_kind_hang() {
             bed.delivered(field, &expected).await;
         }
     }
-    // Followed from the middle of a watch, this one has to be read.
+    // The watch already runs, so this target needs a read.
     bed.deployment("new", 7).await;
     bed.track("new", "Deployment", "new", "replicas", "hook").await;
     bed.delivered("new", &[("Created", Some("7"))]).await;
@@ -108,14 +108,14 @@ async fn target_that_stays_unreadable_costs_no_write() {
     refused.wait_for_hits(refused.hits() + 5, SOON).await.unwrap();
     bed.scale("web", 2).await;
     bed.delivered("web", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
-    // The entry, its outcome, and its annotation while it waits.
+    // Writes of the entry, of its outcome, and of its annotation while it waits.
     let after = proxy.count(&writes) - before;
     assert!((2..=4).contains(&after), "{after} writes");
     refused.take_back();
     bed.waiting("web", "").await;
 }
 
-/// What was observed while a status was written, and the outcome that came meanwhile.
+/// An observation made during a status write, and the outcome that arrives meanwhile, need one write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     let bed = bare("onewrite").await;
@@ -176,6 +176,6 @@ async fn outcome_and_observation_are_one_write_when_nothing_hangs() {
     .unwrap();
     go_on.notify_one();
     bed.delivered("web", &expected).await;
-    // Each entry, the first with nothing, the second alone, the third with the first's outcome; then those of both.
+    // Writes: the first entry alone, the second alone, the third with the first's outcome; then the outcomes of both.
     assert_eq!(proxy.count(&writes), 4);
 }

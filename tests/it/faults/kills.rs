@@ -57,7 +57,7 @@ struct Life {
     to: Duration,
 }
 
-/// A source of random numbers whose seed is printed, or given to repeat a run.
+/// Returns a random number generator and prints its seed; a given seed repeats a run.
 pub(super) fn seeded(name: &str) -> StdRng {
     let seed = std::env::var(SEED).map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
     // Past what the test harness captures: a run that hangs is to be repeated, too.

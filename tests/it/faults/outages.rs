@@ -1,5 +1,5 @@
-//! The apiserver is out of reach, or asks to be left alone: what failed is tried again when it can succeed, not when the
-//! backoff says so.
+//! The apiserver is unavailable or asks for a pause: failed reconciles are retried when they can succeed, not when the
+//! backoff ends.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use testbed::wait::until;
 
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// A failed reconcile is retried after this: later than any test waits.
+/// Backoff longer than any test waits.
 const BACKOFF: [&str; 2] = ["--retry-min=30m", "--retry-max=30m"];
 
 async fn app(bed: &Bed, name: &str) {
     bed.create::<AppService>(name, json!({ "spec": { "image": "nginx:1.29", "size": 1 } })).await;
 }
 
-/// Each reconcile failed, and then nothing could be asked for a while. Without a retry nothing happens for half an hour.
+/// Each reconcile failed, and then no request succeeded for a while. Without a retry nothing happens for half an hour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_objects_are_reconciled_soon_after_the_apiserver_is_back() {
     let bed = Bed::shared("back").await;
@@ -54,7 +54,7 @@ async fn failed_objects_are_reconciled_soon_after_the_apiserver_is_back() {
     operator.child().check_running().unwrap();
 }
 
-/// Neither the backoff nor a change of the object comes first.
+/// Neither the backoff nor a change of the object triggers an earlier retry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn object_is_not_tried_again_before_the_retry_after_of_a_429() {
     const AFTER: u32 = 8;
@@ -67,7 +67,7 @@ async fn object_is_not_tried_again_before_the_retry_after_of_a_429() {
     app(&bed, "busy").await;
     refused.wait_for_hits(1, SOON).await.unwrap();
     bed.patch::<AppService>("busy", json!({ "spec": { "size": 2 } })).await;
-    // Another object is not held up.
+    // Other objects do not wait.
     app(&bed, "other").await;
     let made = async |name: &str| {
         until(format!("{name} runs"), SOON, async || bed.api::<Deployment>().get_opt(name).await.map_err(Into::into))

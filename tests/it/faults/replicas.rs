@@ -269,19 +269,19 @@ async fn a_standby_sees_what_happens_while_nobody_leads() {
         set_map(&bed.api(), "map", value).await;
     }
     leads(&standby).await;
-    // Between one leader's last pass and the next one's first there is one entry for the net change.
+    // The net change between two leaders' reconciles gives one entry.
     bed.delivered("map", &[("Created", Some("1")), ("Updated", Some("3"))]).await;
 }
 
-/// A renewal is applied and its answer lost, and then the lease changes between the leader's reads and its writes: each of
-/// these meets 409, and the lease still names the leader.
+/// A renewal is applied and its answer lost, and then the lease changes between the leader's reads and writes: each of
+/// these writes meets 409, and the lease still names the leader.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     const EDITS: u64 = 6;
     const LEASE: &str = "edited";
     let bed = Bed::shared("edited").await;
     let (proxy, file) = bed.through_proxy().await;
-    // Long enough that no pause of a slow machine ends it.
+    // Long times, so that no pause of a slow machine ends the lease.
     let times = ["--lease-duration=100s", "--lease-renew-deadline=90s", "--leader-elect"];
     let settings = times.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
     let mut leader = Operator::start(&bed, settings.flag(&format!("--leader-election-id={LEASE}"))).await;

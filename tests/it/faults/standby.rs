@@ -1,4 +1,4 @@
-//! A replica that takes over goes by the history, not by what it saw while it stood by.
+//! A new leader relies on the history, not on state observed as a standby.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::api::{Patch, PatchParams};
@@ -15,13 +15,13 @@ use super::told::told;
 use super::{assert_no_repeats, assert_order};
 use crate::support::{Bed, Operator, SOON, Settings};
 
-/// Two replicas with caches that are synced, and one field that was told once, with the value 1.
+/// Two replicas with synced caches, and one field recorded once, with the value 1.
 struct Pair {
     receiver: Receiver,
     ledger: Ledger,
     leader: Operator,
     standby: Operator,
-    /// Between the apiserver and the standby.
+    /// Proxy between the apiserver and the standby.
     proxy: Proxy,
     bed: Bed,
 }
@@ -44,7 +44,7 @@ impl Pair {
         pair
     }
 
-    /// Waits until the standby has listed the Deployments so many times.
+    /// Waits until the standby has listed the Deployments `times` times.
     async fn standby_listed(&self, times: usize) {
         let listed = |line: &&str| line.contains("\"listed\"") && line.contains("deployments");
         until(format!("the standby has listed {times} times"), SOON, async || {
@@ -54,7 +54,7 @@ impl Pair {
         .unwrap();
     }
 
-    /// How often the standby asked for a list of Deployments, or for one of them.
+    /// Returns how often the standby requested a list of Deployments, and a single one.
     fn asked(&self) -> (usize, usize) {
         let listed = Match::any()
             .resource("deployments")
@@ -81,7 +81,7 @@ async fn new_leader_records_a_return_to_the_value_that_it_saw_last() {
     pair.bed.delivered("web", &expected).await;
     pair.leader.kill();
     pair.bed.scale("web", 1).await;
-    // The standby lists once more, and never sees the value 2.
+    // The standby relists, and never sees the value 2.
     assert_eq!(pair.proxy.end_watches(&watch, Ending::Gone), 1);
     cut.take_back();
     pair.standby_listed(2).await;
@@ -113,7 +113,7 @@ async fn new_leader_lists_once_whatever_is_tracked() {
     pair.assert_well_told();
 }
 
-/// A connection that died without a word while this replica stood by.
+/// A connection died silently while this replica was a standby.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_leader_sees_what_a_silent_watch_did_not_show() {
     let mut pair = Pair::start("silent").await;
@@ -132,7 +132,7 @@ async fn new_leader_sees_what_a_silent_watch_did_not_show() {
     pair.assert_well_told();
 }
 
-/// As when somebody restores the `TrackedField` from a backup.
+/// Somebody restored the `TrackedField` from a backup.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn newest_value_is_recorded_again_when_the_history_lost_it() {
     let bed = bare("restored").await;
@@ -160,7 +160,7 @@ async fn newest_value_is_recorded_again_when_the_history_lost_it() {
     assert_no_repeats(&told);
 }
 
-/// A streamed list comes from the apiserver's cache, which may lag behind the one that the last leader asked.
+/// A streamed list comes from the apiserver's cache, which may be staler than the last leader's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_leader_never_records_a_past_that_it_is_shown() {
     let mut pair = Pair::start("lagging").await;
@@ -179,13 +179,13 @@ async fn new_leader_never_records_a_past_that_it_is_shown() {
     let streamed = Match::watch("deployments").and(|request| request.query.contains("sendInitialEvents=true"));
     let lagging = Fault::Say(events.map(|event| format!("{event}\n")).concat());
     let lagging = pair.proxy.inject(streamed, Times::First(1), lagging);
-    // What follows that list is late, too.
+    // Events after that list are late, too.
     let late = pair.proxy.freeze(Match::watch("deployments"));
     pair.leader.kill();
     pair.bed.scale("web", 3).await;
     leads(&pair.standby).await;
     lagging.wait_for_hits(1, SOON).await.unwrap();
-    // Only a read shows it.
+    // Only a read shows the value.
     expected.push(("Updated", Some("3")));
     pair.bed.delivered("web", &expected).await;
     late.take_back();

@@ -27,7 +27,7 @@ impl Follower {
         self.observe(&object("u", version), Some(Observed::of_text(value)))
     }
 
-    /// A read gives version `version`; whether that is believed.
+    /// Reads version `version`; returns whether the follower accepts the value.
     fn got(&mut self, version: u32, value: &str) -> bool {
         self.got_at(Instant::now(), version, value)
     }
@@ -178,7 +178,7 @@ fn what_is_gone_is_shown_by_a_watch_that_lags_behind_only() {
     assert_eq!(follower.told(), [Some("a".into()), None]);
 }
 
-/// As after a restore of etcd, also if no watch shows anything more.
+/// A restored etcd has lower versions, and no watch event follows.
 #[test]
 fn read_of_a_lower_version_is_believed_in_the_end() {
     let (mut follower, now) = (follower(false), Instant::now());
@@ -221,7 +221,7 @@ fn state_that_the_history_contradicts_outranks_it_once_it_is_read() {
     assert_eq!(follower.newest().unwrap().outranks, None);
 }
 
-/// The watch shows a past that the history has overtaken, and nothing more.
+/// The watch shows a stale state, and nothing more.
 #[test]
 fn contradiction_that_lasts_is_decided_by_a_read() {
     let mut follower = follower(false);

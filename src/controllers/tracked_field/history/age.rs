@@ -1,4 +1,4 @@
-//! How long an entry has waited, without the time during which it was held back.
+//! Ages of entries, without the time during which they were suspended.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -8,33 +8,33 @@ use jiff::Timestamp;
 use super::record::whole_seconds;
 use crate::api::tracked_field::{Entry, History};
 
-/// One instant, by the clock on the wall and by one that nobody sets.
+/// An instant on the wall clock and on the monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// By the clock on the wall, which may be wrong, and may be set.
+    /// Wall-clock time, which may be wrong and may jump.
     pub wall: Timestamp,
-    /// By the clock that only goes forward.
+    /// Monotonic time.
     pub monotonic: Instant,
 }
 
 impl Now {
-    /// This instant.
+    /// Reads both clocks.
     pub fn read() -> Self {
         Self { wall: Timestamp::now(), monotonic: Instant::now() }
     }
 }
 
-/// How long the Pending entries of one `TrackedField` have waited. The wall clock counts only up to the first look at an
-/// entry, because nothing else spans a restart.
+/// Ages of the Pending entries of one `TrackedField`. The wall clock counts only until an entry is first observed,
+/// because nothing else spans a restart.
 #[derive(Debug, Default)]
 pub struct Ages(HashMap<String, Age>);
 
 #[derive(Clone, Copy, Debug)]
 struct Age {
     waited: Duration,
-    /// Since its `heldSince`.
+    /// Time since the entry's `heldSince`.
     held: Duration,
-    /// Up to when the two are counted.
+    /// Instant up to which both durations are counted.
     at: Instant,
     is_held: bool,
 }
@@ -64,8 +64,7 @@ impl Age {
 }
 
 impl Ages {
-    /// Goes on counting for the Pending entries of `history`, and forgets all others. Whether the entries are held back
-    /// counts from here on.
+    /// Updates the ages of the Pending entries of `history`, and forgets all others. `held` applies from now on.
     pub fn observe(&mut self, history: &[Entry], held: bool, now: Now) {
         let mut known = std::mem::take(&mut self.0);
         for entry in history.iter().filter(|entry| entry.is_pending()) {
@@ -79,25 +78,25 @@ impl Ages {
         }
     }
 
-    /// No entry is Pending.
+    /// Returns whether no entry is Pending.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How long an entry has waited at `now`; no time at all if it is not known.
+    /// Returns the age of an entry at `now`, zero if the entry is unknown.
     pub fn waited(&self, id: &str, now: Instant) -> Duration {
         self.0.get(id).map_or(Duration::ZERO, |age| age.counted_up_to(now).waited)
     }
 
-    /// How long each entry has been held back since its `heldSince`, at the last look.
+    /// Returns the time since each entry's `heldSince`, up to the last observation.
     pub fn held(&self) -> BTreeMap<String, Duration> {
         self.0.iter().filter(|(_, age)| !age.held.is_zero()).map(|(id, age)| (id.clone(), age.held)).collect()
     }
 }
 
-/// Stops (`held`) or goes on with the clocks of what is Pending: time during which the object or its contact point is
-/// suspended does not count. `held_for` says how long entries were held; for others the wall clock does. Says whether
-/// anything changed; to say the same again changes nothing.
+/// Stops (`held`) or resumes the clocks of Pending entries: time during which the object or its contact point is
+/// suspended does not count. `held_for` has measured durations; other entries use the wall clock. Returns whether
+/// anything changed; repeating a call changes nothing.
 pub fn hold(history: &mut History, held: bool, held_for: &BTreeMap<String, Duration>, now: Timestamp) -> bool {
     let mut changed = false;
     for entry in history.iter_mut().filter(|entry| entry.is_pending()) {
@@ -116,8 +115,8 @@ pub fn hold(history: &mut History, held: bool, held_for: &BTreeMap<String, Durat
     changed
 }
 
-/// Since when the oldest Pending entry waits that is not held back, time in which it was held left out. For people: by the
-/// clock on the wall.
+/// Returns the wall-clock time since when the oldest Pending entry waits, leaving out suspended entries and suspended
+/// time. For display only.
 pub fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
     let since = |entry: &Entry| {
         let held = i64::try_from(entry.held_seconds.unwrap_or_default()).ok()?;
@@ -126,7 +125,7 @@ pub fn waiting_since(history: &[Entry]) -> Option<Timestamp> {
     history.iter().filter(|entry| entry.is_pending() && entry.held_since.is_none()).filter_map(since).min()
 }
 
-/// Why an entry failed that became older than `max_age`.
+/// Returns the error of an entry that expired at `max_age`.
 pub fn expired(max_age: Duration, last_attempt: &str) -> String {
     format!("not delivered within {}; the last attempt: {last_attempt}", in_words(max_age))
 }

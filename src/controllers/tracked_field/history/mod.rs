@@ -1,8 +1,8 @@
-//! What becomes of the history: pure, no client, no clock.
+//! Changes of the history. Pure: no client, no clock.
 //!
-//! [`next`] is a whole pass: it takes what was observed ([`ObservationBuffer`]), appends the changes as Pending entries ([`record`]), marks
-//! what the queue says of entries ([`mark`]), keeps the account of suspended time ([`hold`]), keeps all of it within its bounds
-//! ([`bound`]) and hands what is Pending to the queue ([`pending`]).
+//! [`next`] computes one reconcile: it takes the observations ([`ObservationBuffer`]), appends changes as Pending
+//! entries ([`record`]), marks entries with their outcomes from the queue ([`mark`]), accounts for suspended time
+//! ([`hold`]), enforces the limits ([`bound`]) and hands Pending entries to the queue ([`pending`]).
 
 use std::collections::HashMap;
 
@@ -28,14 +28,14 @@ pub use squeeze::Limits;
 pub enum Outcome {
     /// The receiver took it.
     Delivered,
-    /// The receiver refused it, and accepted others.
+    /// The receiver rejected this entry and accepted others.
     Failed {
         /// Why, without any secret in it.
         reason: String,
     },
-    /// It was too old when an attempt began that failed.
+    /// The entry was too old when a failed attempt began.
     Expired {
-        /// Why, without any secret in it.
+        /// Cause, without secrets.
         reason: String,
     },
 }

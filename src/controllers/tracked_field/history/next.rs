@@ -14,7 +14,7 @@ pub struct Inputs<'a> {
     pub subject: &'a Subject,
     /// What was seen since the last pass, oldest first.
     pub observations: &'a [Observation],
-    /// The newest state that is known, also when it was recorded long ago.
+    /// Newest known state, even if recorded long ago.
     pub newest: Option<&'a NewestState>,
     /// What was seen before that of what the spec tracked then.
     pub former: Option<&'a Series>,
@@ -26,7 +26,7 @@ pub struct Inputs<'a> {
     pub held: bool,
     /// `spec.historyLimit`.
     pub limit: Option<i64>,
-    /// How long entries were held back, by id, as far as that is known.
+    /// Measured time for which entries were suspended, by id.
     pub held_for: &'a BTreeMap<String, Duration>,
     /// The time.
     pub now: Timestamp,
@@ -39,7 +39,7 @@ pub struct Changes {
     pub history: History,
     /// Whether it differs from the one before.
     pub changed: bool,
-    /// The version of the last entry, if it contradicts the newest state: see [`record_newest`].
+    /// Version of the last entry, if it contradicts the newest state: see [`record_newest`].
     pub contradicted: Option<u64>,
     /// Entries that failed now.
     pub failed: Vec<Entry>,

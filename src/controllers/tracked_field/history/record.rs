@@ -22,13 +22,13 @@ pub struct Observation {
     pub(super) folded: Option<Box<Folded>>,
 }
 
-/// The newest state of the target that is known, whether it was recorded or not.
+/// Newest known state of the target, recorded or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewestState {
-    /// The state. Its entry gets any new id.
+    /// The state; an entry that records it gets a new id.
     pub observation: Observation,
-    /// The version of the history's last entry when a read began that showed this state. The state is later than that entry,
-    /// whatever its own version says: after a restore of etcd versions begin again below.
+    /// Version of the history's last entry when the read of this state began. The state is later than that entry even
+    /// if its own version is lower: versions restart at lower numbers after a restore of etcd.
     pub outranks: Option<u64>,
 }
 
@@ -181,15 +181,15 @@ pub fn record(
     if let Some(last) = history.last().filter(|last| speaks_of(last, subject))
         && let Some(told) = observations.iter().rposition(|observation| observation.is_told_by(last))
     {
-        // What was seen before that is told of, too: also of a resource of that name that was deleted since.
+        // Everything observed before that is recorded too, even for a deleted resource of the same name.
         observations.drain(..=told);
     }
     append(history, subject, observations, &mut ids)
 }
 
-/// Appends the newest state, if that is a change. Gives the version of the last entry if it tells of another state and the
-/// newest one is no later by its version: the watch shows the past, or versions have begun again below. A read that begins
-/// now can tell which.
+/// Appends the newest state if it is a change. Returns the version of the last entry if that entry differs and the
+/// newest state has no later version: the watch is stale, or versions restarted at lower numbers. Only a new read can
+/// decide.
 pub fn record_newest(
     history: &mut History,
     subject: &Subject,
@@ -241,7 +241,7 @@ fn speaks_of(entry: &Entry, subject: &Subject) -> bool {
     entry.subject.as_ref().is_none_or(|spoken_of| spoken_of == subject)
 }
 
-/// What changed from the last entry of the same subject to `state`, if anything did.
+/// Returns the change from the last entry of the same subject to `state`, if any.
 fn change(last: Option<&Entry>, state: &State) -> Option<Action> {
     match (last.filter(|last| last.action != Action::Deleted), state) {
         (None, State::Absent) => None,
@@ -256,7 +256,7 @@ fn change(last: Option<&Entry>, state: &State) -> Option<Action> {
     }
 }
 
-/// The resource's version that showed what an entry tells; 0 where none is known.
+/// Returns the resource version of an entry, 0 if unknown.
 fn version(entry: &Entry) -> u64 {
     entry.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
 }

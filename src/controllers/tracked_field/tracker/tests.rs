@@ -208,7 +208,7 @@ fn what_was_seen_of_what_the_spec_tracked_before_is_still_recorded() {
     assert_eq!(former(&whose("2", "a")), None);
 }
 
-/// What a replica that stands by is shown, and the watches show until they list anew, may be of the past.
+/// A standby's events, and a leader's events before the relist, may be stale.
 #[test]
 fn new_leader_keeps_nothing_that_it_saw_before() {
     let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));

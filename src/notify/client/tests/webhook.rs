@@ -199,7 +199,7 @@ async fn tls_material_is_trusted_and_shown() {
     assert!(untrusted.unwrap_err().to_string().contains("certificate"));
 }
 
-/// The namespace reaches the lookup through the shared client: in one queue the prompt name would come after the four others.
+/// The shared client hands the namespace to the lookup: in one queue the prompt name would come after the four others.
 #[tokio::test]
 async fn names_that_hang_delay_no_other_namespace() {
     let server = answering(ResponseTemplate::new(204)).await;

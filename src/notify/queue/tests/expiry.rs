@@ -1,4 +1,4 @@
-//! When an entry expires.
+//! Expiry of entries.
 
 use super::*;
 use crate::controllers::tracked_field::history::Now;
@@ -6,7 +6,7 @@ use crate::controllers::tracked_field::history::Now;
 const DAY: Duration = Duration::from_hours(24);
 
 impl Line {
-    /// What the reconcile of a `TrackedField` with these entries of time zero does first.
+    /// Observes a `TrackedField` with these entries of time zero, as its reconcile does first.
     fn observe(&mut self, name: &str, entries: &[&str], held: bool, wall: Duration) {
         let mut history = field(name, entries).history().unwrap();
         let at = |second: u64| jiff::Timestamp::from_second(i64::try_from(second).unwrap()).unwrap();
@@ -104,6 +104,6 @@ fn an_old_entry_that_is_refused_expires_and_the_contact_point_stops_all_the_same
     line.record("a", &["1!", "2"]);
     assert!(line.waits());
     line.now += PATIENCE.stopped;
-    // The entry was the last one that was sent.
+    // The last request carried the entry, so the test message is next.
     assert!(line.take().unwrap().is_test());
 }

@@ -1,5 +1,5 @@
-//! Whatever a receiver answers, and whatever happens to what waits: one request at a time, in the order of each
-//! `TrackedField`, each with an outcome, and none failed that was refused only once.
+//! Invariants under any answers of a receiver and any changes of what waits: one request at a time, the order of each
+//! `TrackedField`, an outcome for each entry, and no failure after a single refusal.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,11 +12,11 @@ const FIELDS: usize = 4;
 #[derive(Clone, Copy, Debug)]
 enum Receiver {
     Accepts,
-    /// Everything.
+    /// Every message.
     Refuses(Refusal),
-    /// Entries that are poisonous; never a test message.
+    /// Poisonous entries, never a test message.
     RefusesSome(Refusal),
-    /// Every entry; never a test message.
+    /// Every entry, never a test message.
     RefusesEntries(Refusal),
     IsAway,
 }
@@ -28,11 +28,11 @@ enum Step {
         templated: bool,
     },
     Receiver(Receiver),
-    /// So many requests, or pauses where the queue waits.
+    /// Number of requests, or of pauses while the queue waits.
     Run(u8),
     Suspend(usize),
     Resume(usize),
-    /// Somebody asks for an attempt.
+    /// Somebody requests an attempt.
     RetryNow,
 }
 
@@ -70,14 +70,14 @@ struct Model {
     receiver: Receiver,
     fields: Vec<Field>,
     last_id: usize,
-    /// What was refused alone, and how many messages had been accepted by then.
+    /// Entries refused alone, with the number of messages accepted before.
     refused: BTreeMap<String, usize>,
     accepted: usize,
     tests_since_entry: usize,
     outcomes: BTreeMap<String, Outcome>,
     recorded: BTreeSet<String>,
     poisonous: fn(usize, usize) -> bool,
-    /// The second argument of that.
+    /// Second argument of `poisonous`.
     poison: usize,
 }
 
@@ -126,7 +126,7 @@ impl Model {
         }
     }
 
-    /// One request, or one pause. Whether there was either.
+    /// Runs one request or one pause; returns whether there was either.
     fn run(&mut self) -> Result<bool, TestCaseError> {
         match self.line.lines.next(&key("p"), self.line.now) {
             Next::Wait(None) => return Ok(false),
@@ -179,7 +179,7 @@ impl Model {
         Ok(true)
     }
 
-    /// What the reconciles do with the outcomes.
+    /// Records the outcomes, as reconciles do.
     fn record(&mut self) -> Result<(), TestCaseError> {
         for at in 0..FIELDS {
             let name = key(&format!("f{at}"));
@@ -240,7 +240,7 @@ proptest! {
         for step in steps {
             model.step(step)?;
         }
-        // In the end all of it arrives, within one pause for each request.
+        // Everything arrives in the end, within one pause for each request.
         model.receiver = Receiver::Accepts;
         for at in 0..FIELDS {
             model.step(Step::Resume(at))?;
@@ -257,7 +257,7 @@ proptest! {
         prop_assert!(model.line.lines.nothing_flies());
     }
 
-    /// The bound: one retry period for one poisonous message.
+    /// Upper bound: one retry period for one poisonous message.
     #[test]
     fn one_poisonous_message_holds_the_others_up_for_a_retry_period_and_nothing_else_is_lost(
         entries in prop::collection::vec(0..FIELDS, 1..40),

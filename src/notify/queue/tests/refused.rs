@@ -1,4 +1,4 @@
-//! The rule for what a receiver refuses.
+//! Refused messages.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn failed(id: &str, reason: Refusal) -> Vec<(String, Outcome)> {
 }
 
 impl Line {
-    /// The next request, which has to be these entries, or the test message.
+    /// Takes the next request and compares it with these entries, or with the test message if there are none.
     fn expect(&mut self, entries: &[&str]) -> Request {
         let request = self.take().expect("a request");
         assert_eq!(ids(&request), entries);
@@ -74,7 +74,7 @@ fn one_poisonous_entry_holds_the_others_up_for_one_retry_period() {
     for name in ["a", "b", "c", "d", "e"] {
         line.offer(name, &[name]);
     }
-    // The digest accuses nobody: its entries go alone, at once.
+    // A refused digest accuses no entry: its entries go alone, at once.
     let request = line.expect(&["a", "b", "c", "d", "e"]);
     line.refuse(&request, Forbidden);
     assert_eq!(line.standing(), "Untried");
@@ -85,7 +85,7 @@ fn one_poisonous_entry_holds_the_others_up_for_one_retry_period() {
     let request = line.expect(&["b"]);
     assert!(line.taken(&request, 1).point);
     line.record("b", &[]);
-    // It may be the receiver that has recovered: once more.
+    // The receiver may have recovered, so the entry gets one more attempt.
     let request = line.expect(&["a"]);
     assert!(!line.refuse(&request, Forbidden).point);
     assert_eq!(line.record("a", &["f"]), failed("a", Forbidden));
@@ -160,7 +160,7 @@ fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test_messa
         let request = line.expect(&["2"]);
         assert_eq!(line.lines.next(&key("p"), line.now).name(), "Wait");
         line.refuse(&request, reason);
-        // Rejected: the line notices that nothing is left to try.
+        // After `Rejected` the queue notices that nothing is left to try.
         if reason == Rejected {
             assert_eq!(line.lines.next(&key("p"), line.now).name(), "Stopped");
         }
@@ -188,7 +188,7 @@ fn the_only_one_that_waits_and_the_test_message_alternate() {
         let request = line.expect(&["1"]);
         line.refuse(&request, Forbidden);
     }
-    // After a rejected entry without a pause.
+    // After a rejected entry the next request needs no pause.
     line.later();
     let request = line.expect(&[]);
     line.refuse(&request, Rejected);
@@ -231,7 +231,7 @@ fn a_stopped_receiver_is_tried_with_the_test_message_where_nothing_waits() {
     line.expect(&["3"]);
 }
 
-/// People see a test message.
+/// People see test messages.
 #[test]
 fn no_second_test_message_is_accepted_before_an_entry_unless_somebody_asks() {
     let mut line = Line::open();
@@ -292,7 +292,7 @@ fn a_failed_entry_lets_another_message_go_before_the_next_one_can_fail() {
     let request = line.expect(&["d"]);
     line.taken(&request, 1);
     line.record("d", &["d2", "d3"]);
-    // The receiver relapses: it costs one entry, not three.
+    // A relapse of the receiver costs one entry, not three.
     let request = line.expect(&["a"]);
     line.refuse(&request, Gone);
     assert_eq!(line.record("a", &[]), failed("a", Gone));
@@ -308,7 +308,7 @@ fn a_failed_entry_lets_another_message_go_before_the_next_one_can_fail() {
     }
 }
 
-/// No message is the cause of that.
+/// No message can cause this refusal.
 #[test]
 fn an_address_that_is_refused_accuses_no_entry() {
     let mut line = Line::open();
@@ -338,7 +338,7 @@ fn a_test_message_that_is_sent_again_is_the_same_until_it_is_accepted() {
     line.now += PATIENCE.retry.max;
     let again = line.expect(&[]);
     line.refuse(&again, Gone);
-    // By another process, too.
+    // Another process uses the same id.
     let mut other = Line::open();
     other.lines.configure(&key("p"), chat(), Stage::Probe, test);
     let third = other.expect(&[]);
@@ -367,7 +367,7 @@ fn an_object_whose_outcome_cannot_be_stored_is_left_out_after_five_attempts() {
     let request = line.expect(&["3"]);
     line.taken(&request, 1);
     line.record("b", &[]);
-    // Nothing more of it is sent, whatever it offers.
+    // Nothing more of the object is sent, whatever it offers.
     line.offer("a", &["1", "2", "4"]);
     assert!(line.take().is_none());
     let outcomes = line.lines.outcomes(&key("a"));

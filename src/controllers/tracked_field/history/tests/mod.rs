@@ -148,18 +148,18 @@ fn time_in_which_an_entry_was_held_is_kept_in_it() {
     assert!(hold(&mut history, true, &none, at(2000)));
     assert!(hold(&mut history, false, &none, at(2500)));
     assert_eq!(history[0].held_seconds, Some(1500));
-    // What is known by a clock that nobody sets counts more.
+    // A measured duration overrides the wall clock.
     assert!(hold(&mut history, true, &none, at(3000)));
     let known = BTreeMap::from([("id-1".to_owned(), Duration::from_secs(7))]);
     assert!(hold(&mut history, false, &known, at(100_000)));
     assert_eq!(history[0].held_seconds, Some(1507));
-    // A clock that went backwards costs nothing.
+    // A clock set backwards adds no time.
     assert!(hold(&mut history, true, &none, at(4000)));
     assert!(hold(&mut history, false, &none, at(50)));
     assert_eq!(history[0].held_seconds, Some(1507));
 }
 
-/// A clock that is set, and one that only goes forward.
+/// Returns an instant on both clocks.
 fn clocks(wall: i64, monotonic: u64) -> Now {
     static BEGIN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     let begin = *BEGIN.get_or_init(Instant::now);
@@ -199,14 +199,14 @@ fn time_in_which_an_entry_was_held_makes_it_no_older() {
     ages.observe(&history, true, clocks(10, 10));
     hold(&mut history, true, &ages.held(), at(10));
     ages.observe(&history, true, clocks(10, 10));
-    // The clock is a day ahead when it is resumed.
+    // The wall clock is a day ahead at the resume.
     ages.observe(&history, false, clocks(DAY, 60));
     assert_eq!((waited(&ages, 60), waited(&ages, 65)), (10, 15));
     hold(&mut history, false, &ages.held(), at(DAY));
     assert_eq!(history[0].held_seconds, Some(50));
     ages.observe(&history, false, clocks(DAY, 60));
     assert!(ages.held().is_empty());
-    // Another process knows only what stands there.
+    // Another process knows only the status.
     let mut ages = Ages::default();
     ages.observe(&history, false, clocks(100, 0));
     assert_eq!(waited(&ages, 0), 50);

@@ -187,7 +187,7 @@ fn what_the_history_tells_already_is_not_recorded_again() {
     assert_eq!(versions, ["10", "11", "12", "13", "14"]);
 }
 
-/// A watch that lags behind shows the resource deleted and made again, which another replica recorded.
+/// A stale watch shows the deletion and recreation that another replica recorded.
 #[test]
 fn a_former_resource_of_that_name_is_not_told_of_again() {
     let seen = |version: u64, state: State| Observation::new(at(9), state, Some(version));
@@ -278,7 +278,7 @@ fn what_was_seen_before_the_spec_was_changed_comes_first() {
     assert!(!next(&recorded, &inputs, ids()).changed, "by another replica, which has begun with what came after");
 }
 
-/// A pass that knows nothing but the newest state.
+/// Reconciles with the newest state alone.
 fn level(history: &[Entry], newest: &NewestState) -> Changes {
     let inputs = Inputs {
         subject: &subject("replicas"),
@@ -295,7 +295,7 @@ fn level(history: &[Entry], newest: &NewestState) -> Changes {
     next(history, &inputs, ids())
 }
 
-/// Another replica recorded 1, 2; the watch of this one showed neither, and then 1.
+/// Another replica recorded 1 and 2; this replica's watch showed neither, and then 1.
 #[test]
 fn newest_state_is_recorded_whoever_recorded_the_last_one() {
     let seen = |version, state| Observation::new(at(9), state, Some(version));
