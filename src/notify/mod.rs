@@ -136,8 +136,9 @@ pub struct SendError {
 impl SendError {
     /// Creates the failure of a request with this many entries.
     pub fn new(failure: Failure, carried: usize) -> Self {
-        let carried = if matches!(failure, Failure::Unsent { .. }) { 0 } else { carried };
-        Self { failure, carried }
+        let unsent =
+            matches!(failure, Failure::Unsent { .. } | Failure::Refused { reason: Refusal::AddressRefused, .. });
+        Self { failure, carried: if unsent { 0 } else { carried } }
     }
 }
 

@@ -92,10 +92,12 @@ pub fn is_denied(said: &Status) -> bool {
 }
 
 /// Returns whether the apiserver refused a write because of this object, or because an admission webhook failed on it:
-/// other objects may still be written. 401 concerns the operator itself; 409 and 429 are temporary.
+/// other objects may still be written. 401, and 403 for a missing permission, concern the operator itself; 409 and 429 are
+/// temporary.
 pub fn is_rejected(said: &Status) -> bool {
     match said.code {
         _ if is_replaced(said) => false,
+        403 if said.message.contains(" cannot patch resource ") => false,
         401 | 409 | 429 => false,
         400..=499 => true,
         500 => said.message.contains("failed calling webhook"),

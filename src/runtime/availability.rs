@@ -36,7 +36,7 @@ struct Inner {
     out: AtomicBool,
     /// Number of outages that have ended.
     returns: watch::Sender<u64>,
-    /// Instant until which the apiserver asked for a pause.
+    /// Instant until which the apiserver asked for a pause last.
     paused: Mutex<Option<Instant>>,
 }
 
@@ -45,15 +45,14 @@ impl Availability {
     pub(super) fn answered(&self, code: Option<u16>, retry_after: Option<Duration>) {
         if let (Some(429), Some(retry_after)) = (code, retry_after) {
             let until = Instant::now() + retry_after;
-            let mut paused = self.0.paused.lock().unwrap_or_else(PoisonError::into_inner);
-            *paused = (*paused).max(Some(until));
+            *self.0.paused.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
         }
         if code.is_none_or(|code| code == 429 || code >= 500) {
             self.0.suspected.notify_one();
         }
     }
 
-    /// Returns the instant until which the apiserver asked for a pause, by the `Retry-After` of a 429.
+    /// Returns the instant until which the apiserver asked for a pause last, by the `Retry-After` of a 429.
     pub fn paused_until(&self) -> Option<Instant> {
         *self.0.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }

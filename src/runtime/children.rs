@@ -357,21 +357,44 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         trouble: &Trouble,
     ) -> Result<Option<Taken>, Trouble> {
         let Some(refused) = trouble.fields() else { return Ok(None) };
-        let rivals = |field: &String| managed_fields::rivals(managed(live), self.manager, whole, field);
+        let object = Self::content(live);
+        let rivals = |field: &String| managed_fields::rivals(managed(live), self.manager, &object, whole, field);
         let rivals = refused.iter().flat_map(rivals).collect();
         let Some(taken) = managed_fields::taken(managed(live), self.manager, &rivals) else { return Ok(None) };
-        let mut alone = desired.clone();
-        alone.meta_mut().uid = None;
         let key = Key::of(desired);
-        match Self::sent(&key, apply::try_create(api, self.manager, &alone).await) {
+        match Self::sent(&key, apply::try_create(api, self.manager, &Self::alone(desired, live)).await) {
             Ok(()) => Ok(Some(taken)),
-            Err(trouble @ Trouble::Api { .. }) => Err(trouble),
-            // The object alone may have another problem, such as a taken node port.
-            Err(trouble) => {
-                let same = trouble.fields().is_some_and(|alone| alone.iter().any(|field| refused.contains(field)));
-                Ok((!same).then_some(taken))
+            // The object alone may have another problem, such as a node port that another Service holds.
+            Err(Trouble::Refused { what, said }) if said.code == 422 => {
+                let alone = Trouble::Refused { what, said }.fields().unwrap_or_default();
+                Ok((!alone.iter().any(|field| refused.contains(field))).then_some(taken))
+            }
+            // Quota is checked after validation, so the object alone is valid.
+            Err(Trouble::Refused { said, .. }) if said.message.contains("exceeded quota") => Ok(Some(taken)),
+            // No other answer says anything about the object alone, such as one of a webhook that takes no dry run.
+            Err(Trouble::Refused { .. }) => Ok(None),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// Returns the desired state as a new object. The node ports that the live child holds are left out, because the
+    /// apiserver would find them taken.
+    fn alone(desired: &K, live: &K) -> K {
+        let live = Self::content(live);
+        let ports = live.pointer("/spec/ports").and_then(Value::as_array);
+        let held: Vec<&Value> = ports.into_iter().flatten().filter_map(|port| port.get("nodePort")).collect();
+        // Serialization cannot fail: the object is sent as JSON.
+        let mut alone = serde_json::to_value(desired).unwrap_or_default();
+        for port in alone.pointer_mut("/spec/ports").and_then(Value::as_array_mut).into_iter().flatten() {
+            if port.get("nodePort").is_some_and(|port| held.contains(&port))
+                && let Some(port) = port.as_object_mut()
+            {
+                port.remove("nodePort");
             }
         }
+        let mut alone: K = serde_json::from_value(alone).unwrap_or_else(|_| desired.clone());
+        alone.meta_mut().uid = None;
+        alone
     }
 
     fn report_correction(&self, owner: &Owner, key: &Key, digest: &str, changes: Changes, after: &Projection) {
@@ -382,10 +405,6 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             managers.extend(managed_fields::last_writer(&managed, self.manager, &changed).map(str::to_owned));
         }
         changed.extend(taken);
-        // No value differs: admission or the apiserver spells a value differently.
-        if changed.is_empty() {
-            return;
-        }
         let manager = managers.into_iter().collect::<Vec<_>>().join(" and ");
         let manager = Some(&*manager).filter(|manager| !manager.is_empty());
         self.drift.corrected(owner, key, &Correction { what: &what::<K>(key), fields: &changed, manager, digest });
@@ -412,6 +431,8 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// # Errors
     /// When it is there and could not be deleted.
     pub async fn remove<O: ChildKind>(&self, owner: &Owner, key: &Key, owners: &Owners<O>) -> Result<bool, Trouble> {
+        self.drift.forget(key);
+        self.unconfirmed.forget(key);
         self.ready().await;
         let _asking = self.seen.asking(key);
         if owner.is_fresh() && self.seen.known(key).is_none() {

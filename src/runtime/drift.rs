@@ -100,6 +100,10 @@ impl Drift {
     /// Records a correction of a child.
     pub fn corrected(&self, owner: &Owner, child: &Key, correction: &Correction<'_>) {
         let Correction { what, fields, manager, digest } = correction;
+        // No value differs: admission or the apiserver spells a value differently.
+        if fields.is_empty() {
+            return;
+        }
         let (fields, by) = (fields::in_words(fields), manager.unwrap_or("another client"));
         info!(child = what, fields, manager, "corrected drift");
         self.corrected.inc();

@@ -143,7 +143,7 @@ pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Pat
 }
 
 /// Returns the last writer of these fields besides `manager`: an owner of one of them, or else a manager that wrote
-/// something beside it after `manager` did, because `managedFields` do not cover removed fields.
+/// another item of the same list after `manager` did, because `managedFields` do not cover removed fields.
 pub fn last_writer<'a>(managed: &'a [ManagedFieldsEntry], manager: &str, paths: &[Path]) -> Option<&'a str> {
     let (ours, others): (Vec<_>, Vec<_>) = managed
         .iter()
@@ -152,7 +152,11 @@ pub fn last_writer<'a>(managed: &'a [ManagedFieldsEntry], manager: &str, paths: 
     let last = ours.iter().filter_map(|entry| entry.time.as_ref()).max();
     let holds = |entry: &&ManagedFieldsEntry| paths.iter().any(|path| find(fields(entry), path).is_some());
     let is_beside = |entry: &&ManagedFieldsEntry| {
-        let beside = |path: &Path| find(fields(entry), &path[..path.len().saturating_sub(1)]).is_some();
+        // A renumbered item stands beside the removed one; elsewhere a neighbour is no evidence.
+        let beside = |path: &Path| match path.split_last() {
+            Some((item, list)) if item.starts_with("k:") => find(fields(entry), list).is_some(),
+            _ => false,
+        };
         entry.time.as_ref() >= last && paths.iter().any(beside)
     };
     let newest = |of: &dyn Fn(&&ManagedFieldsEntry) -> bool| {
@@ -176,8 +180,15 @@ enum Step {
 /// Returns the fields of other managers than `manager` that conflict at `field`, as the apiserver names it where it
 /// refuses both together (`spec.template.spec.containers[0].env[1].valueFrom`): those at the field itself; or else in
 /// the smallest list item or map around it that has a field of `desired`; or, where whole items exclude one another,
-/// the items of others in that list. `desired` is an object as sent.
-pub fn rivals(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value, field: &str) -> BTreeSet<Path> {
+/// the items of others in that list whose value there an item of `desired` may not have too. `desired` is an object as sent,
+/// `object` the live object.
+pub fn rivals(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    object: &Value,
+    desired: &Value,
+    field: &str,
+) -> BTreeSet<Path> {
     let (desired, steps) = (content(desired), steps(field));
     let (ours, others): (Vec<_>, Vec<_>) = managed
         .iter()
@@ -205,6 +216,11 @@ pub fn rivals(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value, fi
                 None => {}
             }
         }
+        if let (true, Some(Step::Field(leaf))) = (is_list, steps.get(length + 1)) {
+            found.retain(|path| {
+                path.last().is_none_or(|item| !item.starts_with("k:")) || excludes(path, leaf, object, &desired)
+            });
+        }
         if !found.is_empty() {
             return found;
         }
@@ -213,6 +229,14 @@ pub fn rivals(managed: &[ManagedFieldsEntry], manager: &str, desired: &Value, fi
         }
     }
     BTreeSet::new()
+}
+
+/// Returns whether the list item at `path` and an item of `desired` may exclude each other at the field `leaf`: their values
+/// are equal, or one of them has none.
+fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
+    let Some(theirs) = value_at(object, path).and_then(|item| item.get(leaf)) else { return true };
+    let ours = value_at(desired, &path[..path.len() - 1]).and_then(Value::as_array);
+    ours.into_iter().flatten().any(|item| item.get(leaf).is_none_or(|ours| ours == theirs))
 }
 
 /// Returns the ports of others that differ only in their number from a missing port of `desired`: somebody has

@@ -385,12 +385,17 @@ impl<R: Reconciler> Runner<R> {
         Action::requeue(self.reconciler.resync(self.limits.resync).mul_f64(rand::random_range(1.0..1.2)))
     }
 
-    /// Returns until when the apiserver asked this object to wait, if its reconcile got a 429. A later failure, such as
-    /// a conflict, may hide the 429, so any new pause counts. `paused` is the pause from before.
+    /// Returns until when the apiserver asked this object to wait, if its reconcile got a 429. A later conflict may hide the
+    /// 429, so with a conflict any new pause counts. `paused` is the pause from before.
     fn asked_to_wait(&self, error: &(dyn std::error::Error + 'static), paused: Option<Instant>) -> Option<Instant> {
         let now_paused = self.availability.paused_until();
         let new = now_paused.filter(|_| now_paused != paused);
-        let Some(said) = refusal(error).filter(|status| status.code == 429) else { return new };
+        let said = match refusal(error) {
+            Some(said) if said.code == 429 => said,
+            Some(said) if said.code == 409 => return new,
+            // Another object got the 429.
+            _ => return None,
+        };
         let seconds = said.details.as_ref().map_or(0, |details| details.retry_after_seconds);
         match seconds {
             // Priority and fairness answers in plain text: only the header has the delay.

@@ -168,8 +168,8 @@ impl<S: Clone + PartialEq> Seen<S> {
     }
 
     /// Records a child that was written or read and matches its desired state, unless newer state is known. Returns
-    /// `false` if the child may be deleted: the watch showed its deletion during the request, or a list omitted the
-    /// child. Nothing would report that again, so such a child is not kept and needs another check.
+    /// `false` if the owner has to look at the child again, because no event will repeat what was shown during the request:
+    /// a deletion, a list without the child (it is then not kept), or a later change.
     pub fn wrote(&self, key: &Key, known: Known<S>, matched: Match) -> bool {
         let mut state = self.state();
         if state.asking.get(key).is_some_and(|asked| asked.missed || asked.gone.contains(&known.uid)) {
@@ -181,7 +181,10 @@ impl<S: Clone + PartialEq> Seen<S> {
             // The watch was faster; the relevant content may be the same.
             Some((newer, before)) if newer.version > known.version => {
                 if newer.uid == known.uid {
+                    let same = newer.print == confirmed.print;
                     *before = Some(confirmed);
+                    // A list may have shown a change made meanwhile, which no later event repeats.
+                    return same;
                 }
             }
             _ => _ = state.known.insert(key.clone(), (known, Some(confirmed))),

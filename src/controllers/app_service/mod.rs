@@ -281,7 +281,8 @@ impl Reconciler for AppServices {
         let now = Time(jiff::Timestamp::now());
         let scales = problem.is_none() && app.spec.autoscaling.is_some();
         let inactive = self.autoscalers.report(&key, &key).flatten().filter(|_| scales);
-        let (standing, grace) = standing.with_scaling(inactive.as_ref(), self.scaling_grace, now.0);
+        let available = rollout.as_ref().and_then(Rollout::available_since);
+        let (standing, grace) = standing.with_scaling(inactive.as_ref(), available, self.scaling_grace, now.0);
         let status = standing::status(app.status.as_ref(), &key.name, rollout, served, &standing, generation, now);
         self.write(&key, &app, status, problem.is_some()).await?;
         match (problem, unlisted) {

@@ -68,11 +68,12 @@ impl Standing {
         Self { ready: false, reason: reason.into(), message: message.into() }
     }
 
-    /// Adds what the autoscaler reports. A ready app stays ready until its autoscaler has been inactive for `grace`;
-    /// the second value is the time left.
+    /// Adds what the autoscaler reports. A ready app stays ready until its autoscaler has been inactive for `grace`, counted
+    /// from the time at which the Pods became `available`: before that there are no metrics. The second value is the time left.
     pub fn with_scaling(
         mut self,
         inactive: Option<&InactiveScaling>,
+        available: Option<Timestamp>,
         grace: Duration,
         now: Timestamp,
     ) -> (Self, Option<Duration>) {
@@ -82,7 +83,9 @@ impl Standing {
             return (self, None);
         }
         // Another machine's clock can put the time in the future.
-        let lasted = since.map_or(grace, |since| Duration::try_from(now.duration_since(since)).unwrap_or_default());
+        let lasted = available
+            .max(*since)
+            .map_or(grace, |since| Duration::try_from(now.duration_since(since)).unwrap_or_default());
         let remaining = grace.checked_sub(lasted).filter(|remaining| !remaining.is_zero());
         if remaining.is_none() {
             (self.ready, self.reason) = (false, SCALING_INACTIVE.into());
@@ -173,6 +176,12 @@ impl Rollout {
             format!("{available} of {} Pods are available", self.wanted)
         };
         Standing::not_ready(PROGRESSING, message)
+    }
+
+    /// Returns the time at which the Deployment became available.
+    pub fn available_since(&self) -> Option<Timestamp> {
+        let available = self.status.condition("Available").filter(|condition| condition.status == "True")?;
+        available.last_transition_time.as_ref().map(|time| time.0)
     }
 
     /// Reason and words of a condition that has this status.

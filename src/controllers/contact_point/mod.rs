@@ -164,7 +164,8 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
         if point.spec.suspend.unwrap_or_default() {
             self.close(&key);
             let spec = standing::digest(&point.spec);
-            let status = standing::suspended(point.status.as_ref(), &spec, generation, now);
+            let mut status = standing::suspended(point.status.as_ref(), &spec, generation, now.clone());
+            standing::name_left_out(&mut status, &self.outbox.left_out_of(&key), generation, now);
             self.write(&key, &point, status).await?;
             return Ok(Outcome::Done);
         }
@@ -194,7 +195,9 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                 if !passing || standing::unsaid(point.status.as_ref()) {
                     let (reason, words) = (blocked.reason(), blocked.to_string());
                     let spec = standing::digest(&point.spec);
-                    let status = standing::blocked(point.status.as_ref(), &spec, reason, &words, generation, now);
+                    let before = point.status.as_ref();
+                    let mut status = standing::blocked(before, &spec, reason, &words, generation, now.clone());
+                    standing::name_left_out(&mut status, &self.outbox.left_out_of(&key), generation, now);
                     self.write(&key, &point, status).await?;
                 }
                 match blocked {

@@ -229,9 +229,12 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             self.gone(&key);
             return Ok(Outcome::Done);
         }
-        let answer = self.targets.reads.take(&key, &Whose::of(&object));
-        let answer = answer.map(|answer| answer.unwrap_or_else(|panic| resume_unwind(panic)));
-        let was_read = matches!(answer, Some(Ok(Answer::Read) | Err(_)));
+        let (answer, panic) = match self.targets.reads.take(&key, &Whose::of(&object)) {
+            Some(Err(panic)) => (None, Some(panic)),
+            Some(Ok(answer)) => (Some(answer), None),
+            None => (None, None),
+        };
+        let was_read = panic.is_some() || matches!(answer, Some(Ok(Answer::Read) | Err(_)));
         let tracked = match answer {
             Some(Err(untracked)) => Err(untracked),
             _ => self.targets.track(&object),
@@ -265,6 +268,9 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             self.outbox.offer(&point_key, Offer::of(&object).map_err(Error::History)?);
         }
         self.outbox.recorded(&key, &outcomes);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
 
         let waiting = self.waiting(&key, &object, &history, &tracked, asks, point.as_deref());
         let renew = match waiting {

@@ -76,13 +76,16 @@ impl Flights {
     }
 
     /// Records that the apiserver refused to write the status of `field`, which sends to `point`. Returns whether the
-    /// others go on without `field` from now on.
+    /// others go on without `field` from now on, or for another reason than before.
     pub(super) fn write_rejected(&mut self, field: &Key, point: &Key, code: u16, message: &str) -> bool {
-        let known = self.rejected.remove(field).filter(|writes| writes.code == code);
-        let (count, message) = known.map_or_else(|| (0, message.to_owned()), |known| (known.count, known.message));
-        let count = count.saturating_add(1);
+        let known = self.rejected.remove(field);
+        let count = known.as_ref().map_or(0, |known| known.count).saturating_add(1);
+        // The message may have a part that differs each time.
+        let same = known.filter(|known| known.code == code);
+        let is_news = count == REJECTED_WRITES || (count > REJECTED_WRITES && same.is_none());
+        let message = same.map_or_else(|| message.to_owned(), |known| known.message);
         self.rejected.insert(field.clone(), RejectedWrites { count, code, message, point: point.clone() });
-        count == REJECTED_WRITES
+        is_news
     }
 
     /// Returns why the others go on without that `TrackedField`, if they do.

@@ -429,6 +429,7 @@ impl Lines {
                 Turn::Refused => refused = true,
             }
         }
+        let waits = refused || !last.is_empty();
         let fresh = |count| Self::oldest(line, &fresh, count);
         let last = || Self::oldest(line, &last, 1);
         let picks = if line.answers.is_rejecting() {
@@ -440,7 +441,7 @@ impl Lines {
         };
         match picks.is_empty() {
             false => Choice::Entries(Batch { picks, plain: false }),
-            true if refused => Choice::NoneLeft,
+            true if waits => Choice::NoneLeft,
             true => Choice::Nothing,
         }
     }

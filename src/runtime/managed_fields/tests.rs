@@ -213,7 +213,7 @@ fn smallest_item_or_map_with_a_field_of_ours_is_found(
         entry(US, APPLY, "", in_container(json!({ ".": {}, "f:image": {} }))),
         entry("kubectl-set", UPDATE, "", in_container(theirs)),
     ];
-    let found = rivals(&managed, US, &pod(), &format!("spec.template.spec.{field}"));
+    let found = rivals(&managed, US, &json!({}), &pod(), &format!("spec.template.spec.{field}"));
     let all: BTreeSet<_> = (!expected.is_empty()).then(|| path(&[&CONTAINER, expected].concat())).into_iter().collect();
     assert_eq!(found, all);
 }
@@ -225,7 +225,26 @@ fn smallest_item_or_map_with_a_field_of_ours_is_found(
 fn rivals_of_a_service_are_found(#[case] field: &str, #[case] theirs: Value, #[case] expected: &[&str]) {
     let managed = [entry(US, APPLY, "", ports(&[80])), entry("somebody", UPDATE, "", theirs)];
     let all: BTreeSet<_> = (!expected.is_empty()).then(|| path(expected)).into_iter().collect();
-    assert_eq!(rivals(&managed, US, &service(), field), all);
+    assert_eq!(rivals(&managed, US, &json!({}), &service(), field), all);
+}
+
+/// Somebody renumbered the app's port and kept its name; another manager has a port of its own.
+#[test]
+fn items_that_exclude_no_desired_item_are_no_rivals() {
+    let managed = [entry(US, APPLY, "", ports(&[80])), entry("somebody", UPDATE, "", ports(&[8080, 9090]))];
+    let all = |ports: Value| json!({ "spec": { "ports": ports } });
+    let renamed = json!({ "port": 8080, "protocol": "TCP", "name": "http" });
+    let metrics = json!({ "port": 9090, "protocol": "TCP", "name": "metrics" });
+    let object = all(json!([renamed, metrics]));
+    let named = |name: Value| all(json!([{ "port": 80, "protocol": "TCP", "name": name }]));
+    let of = |port: u16| path(&["f:spec", "f:ports", &self::port(port)]);
+    let found = |desired: Value| rivals(&managed, US, &object, &desired, "spec.ports[1].name");
+    assert_eq!(found(named(json!("http"))), BTreeSet::from([of(8080)]));
+    assert_eq!(
+        found(all(json!([{ "port": 80, "protocol": "TCP" }]))),
+        BTreeSet::from([of(8080), of(9090)]),
+        "all need a name"
+    );
 }
 
 /// A port that differs from the app's only in its number is the app's; other or additional ports are somebody else's.

@@ -96,7 +96,7 @@ fn child_is_confirmed_when_a_newer_state_was_shown_before_the_answer() {
     assert!(seen.wrote(&web, child(5, 3, 1), matched("d")));
     assert_eq!((seen.look(&web, "d"), report(&seen, &web)), (Look::Fine, Some(2)));
     seen.shown(web.clone(), child(8, 4, 2));
-    assert!(seen.wrote(&web, child(7, 3, 1), matched("d")));
+    assert!(!seen.wrote(&web, child(7, 3, 1), matched("d")), "its owner has to look at it again");
     assert_eq!(seen.look(&web, "d"), Look::Other, "it has changed since");
 }
 

@@ -148,11 +148,15 @@ fn an_app_stays_ready_while_its_autoscaler_has_been_inactive_for_less_than_the_g
     assert_eq!(inactive.is_some(), active == "False");
     let well = || Standing { ready: true, reason: WELL.into(), message: "well".into() };
     let grace = Duration::from_mins(5);
-    let (standing, left) = well().with_scaling(inactive.as_ref(), grace, now);
+    let (standing, left) = well().with_scaling(inactive.as_ref(), None, grace, now);
     assert_eq!((standing.ready, left), (ready, remaining.map(Duration::from_secs)));
     assert_eq!(standing.reason, if ready { WELL } else { SCALING_INACTIVE });
     assert_eq!(standing.message.contains("no metrics"), active == "False");
     let (standing, left) =
-        Standing::not_ready("CrashLoopBackOff", "crashes").with_scaling(inactive.as_ref(), grace, now);
+        Standing::not_ready("CrashLoopBackOff", "crashes").with_scaling(inactive.as_ref(), None, grace, now);
     assert_eq!((standing.reason.as_str(), left), ("CrashLoopBackOff", None), "the Pods' problem comes first");
+    if inactive.is_some() {
+        let (standing, left) = well().with_scaling(inactive.as_ref(), Some(now), grace, now);
+        assert_eq!((standing.ready, left), (true, Some(grace)), "the Pods have only just become available");
+    }
 }

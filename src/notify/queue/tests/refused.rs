@@ -378,6 +378,57 @@ fn an_object_whose_outcome_cannot_be_stored_is_left_out_after_five_attempts() {
     line.expect(&["2", "4"]);
 }
 
+/// A policy and a webhook that fails now and then.
+#[test]
+fn an_object_is_left_out_whatever_refuses_its_writes() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.expect(&["1"]);
+    line.taken(&request, 1);
+    let mut rejected = |code, message| line.lines.write_rejected(&key("a"), &key("p"), code, message);
+    for code in [403, 500, 403, 500] {
+        assert!(!rejected(code, "no"));
+    }
+    assert!(rejected(403, "denied"));
+    assert!(rejected(500, "failed"), "the reason is another one now");
+    assert!(!rejected(500, "failed again"));
+    assert_eq!(line.lines.left_out_of(&key("p")), [(key("a"), "failed".to_owned())]);
+}
+
+/// The other entry that was refused is all that waits, and the message that was sent instead of it has gone.
+#[test]
+fn an_entry_that_waits_for_its_last_attempt_is_sent_although_no_other_message_is_left() {
+    let mut line = Line::open();
+    for name in ["a", "c"] {
+        line.offer(name, &[name]);
+        let request = line.expect(&[name]);
+        line.refuse(&request, Rejected);
+    }
+    line.offer("b", &["b"]);
+    let request = line.expect(&["b"]);
+    line.taken(&request, 1);
+    line.record("b", &[]);
+    let request = line.expect(&["a"]);
+    line.refuse(&request, Rejected);
+    line.record("a", &[]);
+    // Deleted while its request is in flight.
+    line.offer("d", &["d"]);
+    let request = line.expect(&["d"]);
+    line.lines.withdraw(&key("d"), true);
+    line.refuse(&request, Rejected);
+    let mut sent = Vec::new();
+    for _ in 0..3 {
+        match line.take() {
+            Some(request) => {
+                sent.extend(ids(&request).into_iter().map(str::to_owned));
+                line.taken(&request, request.ids().count());
+            }
+            None => line.now += PATIENCE.stopped,
+        }
+    }
+    assert!(sent.contains(&"c".to_owned()), "{sent:?}");
+}
+
 impl Next {
     fn name(&self) -> &'static str {
         match self {
