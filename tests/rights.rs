@@ -111,9 +111,13 @@ fn nothing_is_asked_for_that_no_rule_grants() {
         ["list", "watch"].contains(&&*subject.verb)
             && (subject.group.ends_with("example.com") || right(subject).ends_with(" cronjobs.batch"))
     };
+    // Every account may read /readyz and /version by default, except of an apiserver that has not loaded its rules yet.
+    let is_probe = |subject: &Subject| subject.resource.is_empty() && subject.verb == "get";
     let refused = REQUESTS.iter().filter(|(it, _)| it.lacked_right).map(|(it, _)| &it.subject);
-    let in_vain: BTreeSet<_> =
-        refused.filter(|it| !is_tracked(it) && !RULES.iter().any(|rule| rule.grants(it))).map(call).collect();
+    let in_vain: BTreeSet<_> = refused
+        .filter(|it| !is_tracked(it) && !is_probe(it) && !RULES.iter().any(|rule| rule.grants(it)))
+        .map(call)
+        .collect();
     assert!(in_vain.is_empty(), "no rule of ours grants these: {in_vain:#?}");
 }
 

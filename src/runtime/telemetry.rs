@@ -109,9 +109,16 @@ pub fn pass(controller: &str, group: &str, kind: &str, namespace: &str, name: &s
 }
 
 /// Creates the span of requests for one object outside its reconciles.
-pub fn ask(controller: &str, key: &Key) -> Span {
-    let (namespace, name) = (&*key.namespace, &*key.name);
-    tracing::info_span!(target: "quartermaster", "ask", controller, namespace, name)
+pub fn ask(controller: &str, group: &str, kind: &str, key: &Key) -> Span {
+    tracing::info_span!(
+        target: "quartermaster",
+        "ask",
+        controller,
+        controllerGroup = group,
+        controllerKind = kind,
+        namespace = &*key.namespace,
+        name = &*key.name
+    )
 }
 
 /// An error with its causes, on one line. Many errors repeat their cause in their own words: each is said once.

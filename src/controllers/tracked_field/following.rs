@@ -112,7 +112,12 @@ impl Targets {
 
     /// Ensures a watch of the target of `object`; if the resource is unknown, once discovery has answered.
     pub fn watch(self: &Arc<Self>, object: &Arc<TrackedField>) {
-        if !self.ensure(object) {
+        if self.ensure(object) {
+            return;
+        }
+        // An answer about a target that cannot be tracked anyway would only take turns with the true reason.
+        let Target { kind, .. } = &object.spec.target;
+        if Field::compile(kind, &object.spec.field).is_ok() && matches!(self.target(object), Ok(None)) {
             self.reads.ask(self, object, Lane::discovery(&object.spec.target));
         }
     }

@@ -7,6 +7,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::FutureExt;
+use kube::Resource;
 use tokio::sync::Semaphore;
 use tracing::{Instrument, error};
 
@@ -179,7 +180,7 @@ async fn run(targets: Arc<Targets>, lane: Lane) {
             let Ok(_permit) = targets.reads.all.acquire().await else { return };
             let limit = targets.timeout;
             let key = Key::of(object.as_ref());
-            let span = telemetry::ask(NAME, &key);
+            let span = telemetry::ask(NAME, &TrackedField::group(&()), &TrackedField::kind(&()), &key);
             let look = tokio::time::timeout(limit, targets.look(&object, &lane)).instrument(span);
             let answer = AssertUnwindSafe(look).catch_unwind().await;
             let answer = answer.map(|in_time| in_time.unwrap_or_else(|_| Err(Error::Unanswered(limit).into())));
