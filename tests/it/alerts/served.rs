@@ -113,9 +113,8 @@ async fn a_watch_that_fails_is_told_until_it_stands() {
     bed.webhook("hook", "http://127.0.0.1:9/").await;
     bed.track("web", "StatefulSet", "web", "replicas", "hook").await;
     bed.track("jobs", "Deployment", "web", "replicas", "hook").await;
-    let target =
-        json!({ "spec": { "target": { "kind": "CronJob", "apiVersion": "batch/v1", "resource": "cronjobs" } } });
-    bed.patch::<TrackedField>("jobs", target).await;
+    let target = json!({ "kind": "CronJob", "apiVersion": "batch/v1", "resource": "cronjobs" });
+    bed.patch::<TrackedField>("jobs", json!({ "spec": { "target": target, "field": "{.spec.suspend}" } })).await;
     let (standing, failing) = (watches("statefulsets.apps", "standing"), watches("statefulsets.apps", "failing"));
     let refused = watches("cronjobs.batch", "refused");
     // Nobody is woken for what the operator may not read: the TrackedField says so.
