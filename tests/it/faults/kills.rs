@@ -61,7 +61,8 @@ struct Life {
 pub(super) fn seeded(name: &str) -> StdRng {
     let seed = std::env::var(SEED).map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
     // Past what the test harness captures: a run that hangs is to be repeated, too.
-    writeln!(std::io::stderr(), "{name}: {SEED}={seed}").unwrap();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "{name}: {SEED}={seed}").unwrap();
     StdRng::seed_from_u64(seed)
 }
 
@@ -91,8 +92,9 @@ async fn run(name: &str, plan: Plan) {
     let covered = assert_no_change_missed(&ledger, &changes, &lives);
     assert!(covered > 0, "the rule about changes that a later one follows was never put to the test");
     let entries: usize = ledger.fields().values().map(Vec::len).sum();
+    let mut stderr = std::io::stderr();
     writeln!(
-        std::io::stderr(),
+        stderr,
         "{name}: {} changes, {entries} entries, {} messages, {repeated} entries repeated; {covered} changes had to be seen",
         changes.len(),
         told.len(),

@@ -215,7 +215,7 @@ async fn names_that_hang_delay_no_other_namespace() {
             Ok(vec![SocketAddr::from(([127, 0, 0, 1], 0))])
         })
     });
-    let sender = Arc::new(sender(Config { lookup, attempt_timeout: Duration::from_secs(60), ..config() }));
+    let sender = Arc::new(sender(Config { lookup, attempt_timeout: Duration::from_mins(1), ..config() }));
     for number in 0..4 {
         let sender = Arc::clone(&sender);
         tokio::spawn(async move {
