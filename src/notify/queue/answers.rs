@@ -63,13 +63,6 @@ impl Lines {
         if self.by_point.get(point).is_none_or(|line| line.batch.is_none()) {
             self.ground(point);
         }
-        // Deleted while its request was in flight.
-        for field in request.picks.iter().map(|pick| &pick.field) {
-            let is_gone = !self.ages.contains_key(field) && !self.holds(field);
-            if let Some(line) = self.by_point.get_mut(point).filter(|_| is_gone) {
-                line.answers.forget(field);
-            }
-        }
         concerned.fields.sort();
         concerned.fields.dedup();
         self.notify(point);

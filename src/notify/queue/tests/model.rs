@@ -72,6 +72,8 @@ struct Model {
     last_id: usize,
     /// Entries refused alone, with the number of messages accepted before.
     refused: BTreeMap<String, usize>,
+    /// Entries that go alone from then on.
+    alone: BTreeSet<String>,
     accepted: usize,
     tests_since_entry: usize,
     outcomes: BTreeMap<String, Outcome>,
@@ -90,6 +92,7 @@ impl Model {
             fields,
             last_id: 0,
             refused: BTreeMap::new(),
+            alone: BTreeSet::new(),
             accepted: 0,
             tests_since_entry: 0,
             outcomes: BTreeMap::new(),
@@ -147,7 +150,7 @@ impl Model {
             prop_assert_eq!(picked, expected, "in order, from the oldest");
         }
         if request.picks.len() > 1 {
-            prop_assert!(request.ids().all(|id| !self.refused.contains_key(id)), "what was refused goes alone");
+            prop_assert!(request.ids().all(|id| !self.alone.contains(id)), "what was refused goes alone");
         }
         if matches!(self.receiver, Receiver::IsAway) {
             self.line.answer(&request, Err(retry("503")));
@@ -172,6 +175,10 @@ impl Model {
                         prop_assert!(before.is_some_and(|before| before < self.accepted), "it was refused only once");
                     }
                     self.refused.entry(pick.id.to_string()).or_insert(self.accepted);
+                    // The default text goes next. An entry that is suspended before that was not refused itself.
+                    if !(template && matches!(reason, Refusal::Rejected)) {
+                        self.alone.insert(pick.id.to_string());
+                    }
                 }
             }
         }
