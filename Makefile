@@ -70,17 +70,21 @@ run: prerequisites ## Run the operator against the current kubeconfig
 manifests: prerequisites ## Generate the CRDs and RBAC in config/ and charts/, deploy/, example/ and docs/reference/
 	cargo run --example manifests
 
-install: ## Install the CRDs into the current cluster
-	$(KUBECTL) apply -f config/crd/bases
+# What TrackedFields may track, also of an operator that runs elsewhere with other rights.
+tracked = -f deploy/tracker_role.yaml -f deploy/tracker_targets_role.yaml
+
+install: ## Install the CRDs and the tracker role into the current cluster
+	$(KUBECTL) apply -f config/crd/bases $(tracked)
 
 # The names of the CRDs with this program's mark.
 marked = {{range .items}}{{if .metadata.annotations}}{{if index .metadata.annotations "quartermaster.dev/schema"}}{{.metadata.name}} {{end}}{{end}}{{end}}
 
-uninstall: ## Remove the CRDs from the current cluster, and every object of their kinds
+uninstall: ## Remove the CRDs and the tracker role from the current cluster, and every object of their kinds
 	@bash hack/guarded.sh "make uninstall" $(KUBECTL)
 	@# Whatever they are called: another program's, of the same names, have no mark.
 	@crds=$$($(KUBECTL) get customresourcedefinitions -o go-template='$(marked)') && [ -z "$$crds" ] || \
 	  $(KUBECTL) delete --ignore-not-found customresourcedefinitions $$crds
+	@$(KUBECTL) delete --ignore-not-found $(tracked)
 
 # config/default with the image in place: nothing in the tree is changed for it.
 manifest = $(KUBECTL) kustomize config/default | sed 's|image: $(PLACEHOLDER)$$|image: $(IMG)|'

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
-use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use ipnet::IpNet;
 use secrecy::SecretString;
@@ -31,8 +31,16 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Where the operator runs, unless it is said.
 pub const OPERATOR_NAMESPACE: &str = "quartermaster-system";
+/// Name of the `ClusterRole` that says what may be tracked, as installed.
+pub const TRACKER_ROLE: &str = "quartermaster-tracker-role";
 /// The name of its Lease, unless it is said.
 pub const LEASE: &str = "quartermaster";
+
+/// Default prefix of the names of the admission policies.
+pub const POLICY_PREFIX: &str = "quartermaster";
+
+/// The flag that refuses references to other namespaces.
+pub const NO_CROSS_NAMESPACE_REFS: &str = "--no-cross-namespace-refs";
 
 const AFTER_HELP: &str = "\
 Every flag of run can be given as an environment variable instead; the flag wins.
@@ -72,6 +80,21 @@ pub struct Cli {
     pub command: Command,
 }
 
+impl Cli {
+    /// Reads the arguments of the process. Help and errors name the program as its user runs it.
+    pub fn from_arguments() -> Self {
+        let program = commands::Program::default();
+        let command = Self::command().bin_name(program.as_str()).mut_subcommands(|subcommand| {
+            let help = subcommand.get_after_help().map(|text| program.help(&text.to_string()));
+            match help {
+                Some(help) => subcommand.after_help(help),
+                None => subcommand,
+            }
+        });
+        Self::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+    }
+}
+
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -94,6 +117,7 @@ pub enum Command {
 
 /// The flags of `run`.
 #[derive(Debug, Args)]
+#[allow(clippy::struct_excessive_bools)] // each is a switch of its own on the command line
 pub struct RunArgs {
     /// Act only while holding the Lease; needed with two replicas or more
     #[arg(long, env = "QUARTERMASTER_LEADER_ELECT", value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1,
@@ -134,10 +158,29 @@ pub struct RunArgs {
     )]
     controllers: Vec<String>,
 
+    /// Name of the ClusterRole that grants what may be tracked; the operator's other permissions do not count
+    #[arg(long, env = "QUARTERMASTER_TRACKER_ROLE", value_name = "NAME", default_value = TRACKER_ROLE,
+        value_parser = value::cluster_role)]
+    tracker_role: String,
+
     /// A name of this cluster, which then stands in every message
     #[arg(long, env = "QUARTERMASTER_CLUSTER_NAME", value_name = "NAME", default_value = "",
         hide_default_value = true, value_parser = value::cluster_name)]
     cluster_name: String,
+
+    /// Prefix of the names of the admission policies that the operator checks; empty: it checks none
+    #[arg(long, env = "QUARTERMASTER_ADMISSION_POLICIES", value_name = "PREFIX", default_value = POLICY_PREFIX,
+        value_parser = value::policy_prefix)]
+    admission_policies: String,
+
+    /// Act in a resource's own namespace only: refuse targets, sources and destinations in another one and cluster-scoped
+    /// targets, and share no Secrets
+    ///
+    /// The operator enforces this flag itself and does not rely on admission policies.
+    #[arg(long, env = "QUARTERMASTER_NO_CROSS_NAMESPACE_REFS", value_name = "BOOL", action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
+        value_parser = value::Boolean)]
+    no_cross_namespace_refs: bool,
 
     /// Let copies of ConfigMaps be written where Kubernetes itself lives (kube-system and the like), and under names that
     /// others trust (aws-auth, kube-root-ca.crt)
@@ -182,7 +225,20 @@ pub struct RunArgs {
         value_delimiter = ',', value_parser = value::network, help_heading = "Notifications")]
     webhook_deny_cidrs: Vec<IpNet>,
 
-    /// Proxy for webhooks, which otherwise go direct (HTTPS_PROXY is for Telegram)
+    /// Port that webhooks may go to, such as 443; may be given several times. Default: every port
+    #[arg(long = "webhook-allow-port", env = "QUARTERMASTER_WEBHOOK_ALLOW_PORT", value_name = "PORT",
+        value_delimiter = ',', value_parser = value::port, help_heading = "Notifications")]
+    webhook_allow_ports: Vec<u16>,
+
+    /// Quote answers and connection errors of private addresses in status and Events, and of every address behind a proxy
+    ///
+    /// Whoever may create a ContactPoint can then read the beginning of what servers inside the cluster answer.
+    #[arg(long, env = "QUARTERMASTER_WEBHOOK_QUOTE_PRIVATE", value_name = "BOOL", action = ArgAction::Set,
+        num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
+        value_parser = value::Boolean, help_heading = "Notifications")]
+    webhook_quote_private: bool,
+
+    /// Proxy for webhooks, which otherwise go direct (HTTPS_PROXY is for Telegram and AWS)
     #[arg(
         long,
         env = "QUARTERMASTER_WEBHOOK_PROXY",
@@ -201,6 +257,10 @@ pub struct RunArgs {
         hide = true
     )]
     resolv_conf: PathBuf,
+
+    /// File of names of webhooks that need no DNS, as hosts(5) has it
+    #[arg(long, env = "QUARTERMASTER_HOSTS_FILE", value_name = "FILE", default_value = "/etc/hosts", hide = true)]
+    hosts_file: PathBuf,
 
     /// Port of the DNS servers for webhooks
     #[arg(long, env = "QUARTERMASTER_DNS_PORT", value_name = "PORT", default_value_t = 53, hide = true)]
@@ -270,8 +330,14 @@ pub struct Config {
     pub operator_namespace: String,
     /// The namespaces to act in; empty: every one.
     pub watch_namespaces: BTreeSet<String>,
+    /// Prefix of the names of the admission policies; none: the operator checks none.
+    pub admission_policies: Option<String>,
+    /// Refuse references to other namespaces.
+    pub no_cross_namespace_refs: bool,
     /// The kinds to act on, as the registry names them; never empty.
     pub controllers: BTreeSet<&'static str>,
+    /// Name of the `ClusterRole` that says what may be tracked.
+    pub tracker_role: String,
     /// A line in every message.
     pub cluster_name: Option<String>,
     /// Copies may be written where Kubernetes itself lives.
@@ -295,6 +361,10 @@ pub struct Notifications {
     pub allow_loopback: bool,
     /// Webhooks must not go here.
     pub deny: Vec<IpNet>,
+    /// Ports that webhooks may go to; empty: every one.
+    pub allow_ports: Vec<u16>,
+    /// Messages quote answers of private addresses.
+    pub quote_private: bool,
     /// Webhooks go through this proxy; its URL may hold a password.
     pub webhook_proxy: Option<SecretString>,
     /// DNS settings for webhook names.
@@ -348,15 +418,20 @@ impl RunArgs {
             operator_namespace: self.operator_namespace,
             watch_namespaces: self.watch_namespaces.into_iter().filter(not_empty).collect(),
             controllers: value::controllers(&self.controllers, kinds)?,
+            tracker_role: self.tracker_role,
             cluster_name: Some(self.cluster_name).filter(not_empty),
+            admission_policies: Some(self.admission_policies).filter(not_empty),
+            no_cross_namespace_refs: self.no_cross_namespace_refs,
             protected_destinations: self.allow_protected_destinations,
             notifications: Notifications {
                 telegram_api_url: value::telegram_api_url(&self.telegram_api_url)?,
-                shared_secrets: self.shared_secrets,
+                shared_secrets: if self.no_cross_namespace_refs { SharedSecrets::Off } else { self.shared_secrets },
                 allow_loopback: self.webhook_allow_loopback,
                 deny: self.webhook_deny_cidrs,
+                allow_ports: self.webhook_allow_ports,
+                quote_private: self.webhook_quote_private,
                 webhook_proxy,
-                dns: Dns { resolv_conf: self.resolv_conf, port: self.dns_port },
+                dns: Dns { resolv_conf: self.resolv_conf, hosts: self.hosts_file, port: self.dns_port },
             },
             log: Log { level: self.log_level, format: self.log_format },
             timings: self.timings,

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 use quartermaster::cli::{Cli, Command, Config, VERSION};
 use quartermaster::commands::paper::Paper;
 use quartermaster::runtime::signals::Signals;
@@ -19,7 +19,7 @@ use tracing::{error, info};
 const CRDS: &str = include_str!("../deploy/crd.yaml");
 
 fn main() -> ExitCode {
-    match execute(Cli::parse().command) {
+    match execute(Cli::from_arguments().command) {
         Ok(code) => code,
         // A pipe that was closed early (`| head`) is no failure. What changes a cluster goes on without it.
         Err(error) if error.downcast_ref().is_some_and(|e: &io::Error| e.kind() == io::ErrorKind::BrokenPipe) => {

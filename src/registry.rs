@@ -27,6 +27,9 @@ pub const START: &[Start] =
 /// Reads the CRDs themselves: which are there, and whether they are ours. For these the rights are by name.
 pub const CRD_VERBS: &[&str] = &["list", "watch"];
 
+/// Reads the admission policies and their bindings, by name.
+pub const POLICY_VERBS: &[&str] = &["get"];
+
 /// What leader election needs in the operator's own namespace: to make the Lease, a right that cannot be by name,
 pub const LEASES: Right = Right::namespaced("coordination.k8s.io", &["leases"], &["create"]);
 /// and this of the one Lease whose name `--leader-election-id` gives.
@@ -37,6 +40,9 @@ pub const METRICS_RIGHTS: &[Right] = &[
     Right::cluster_scoped("authentication.k8s.io", &["tokenreviews"], &["create"]),
     Right::cluster_scoped("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
 ];
+
+/// Reads the tracker role, a right by name.
+pub const TRACKER_ROLE_VERBS: &[&str] = &["list", "watch"];
 
 const READ: &[&str] = &["get", "list", "watch"];
 

@@ -60,10 +60,12 @@ impl Rule {
     fn grants(&self, subject: &Subject) -> bool {
         let has = |list: &Option<Vec<String>>, word: &String| list.iter().flatten().any(|it| it == word);
         let PolicyRule { api_groups, resources, resource_names, verbs, .. } = &self.rule;
+        // A rule names a role of ours without the prefix that config/default adds.
+        let unprefixed = subject.name.strip_prefix("quartermaster-").unwrap_or(&subject.name).to_owned();
         verbs.contains(&subject.verb)
             && has(api_groups, &subject.group)
             && has(resources, &subject.resource)
-            && (resource_names.is_none() || has(resource_names, &subject.name))
+            && (resource_names.is_none() || has(resource_names, &subject.name) || has(resource_names, &unprefixed))
             && self.namespace.is_none_or(|namespace| namespace == subject.namespace)
     }
 }

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 
 use crate::floor;
 use crate::line::Sample;
-use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
+use crate::support::{Bed, Operator, Settings};
 
 /// How many contact points the tracked fields are spread over, each with a receiver of its own.
 pub const POINTS: usize = 5;
@@ -70,10 +70,6 @@ impl Stage {
     /// Everything but the operator: `fields` Deployments and `TrackedField`s, in turn on each contact point.
     pub async fn set(program: PathBuf, fields: usize) -> Result<Arc<Self>> {
         let bed = Bed::own_with(Options::apiserver_only(), "bench").await;
-        // What the controller-manager, which does not run, makes of the label aggregate-to-tracker.
-        let (role, account) =
-            ("--clusterrole=quartermaster-tracker-targets-role", format!("--serviceaccount={SYSTEM}:{ACCOUNT}"));
-        bed.plane.run_kubectl(&["create", "clusterrolebinding", "targets", role, &account], "").await?;
         let receivers = (0..POINTS).map(|_| Receiver::start()).collect::<Result<Vec<_>>>()?;
         let arrivals = Arc::<Mutex<Arrivals>>::default();
         for (index, receiver) in receivers.iter().enumerate() {

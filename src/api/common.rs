@@ -15,8 +15,16 @@ pub const REQUESTED_AT: &str = "quartermaster.dev/requested-at";
 pub const SCHEMA: &str = "quartermaster.dev/schema";
 /// Annotation of a `TrackedField`: why it waits. Its status is a list and has no room for conditions.
 pub const WAITING: &str = "quartermaster.dev/waiting";
+/// Annotation of a `TrackedField`: the reason alone, for the column WAITING.
+pub const WAITING_REASON: &str = "quartermaster.dev/waiting-reason";
 /// Label, "true" on a Secret in the operator's namespace that Webhook contact points of other namespaces may use.
 pub const SHARED: &str = "quartermaster.dev/shared";
+/// Annotation of a Secret in the operator's namespace: the other namespaces whose contact points may use it, separated by
+/// commas. Absent: every namespace.
+pub const ALLOWED_NAMESPACES: &str = "quartermaster.dev/allowed-namespaces";
+/// Annotation of a Secret in the operator's namespace: the Telegram chats that contact points of other namespaces may send to
+/// with it, separated by commas. Absent: every chat.
+pub const ALLOWED_CHATS: &str = "quartermaster.dev/allowed-chats";
 
 /// One key of a Secret, by name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, KubeSchema)]

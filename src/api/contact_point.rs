@@ -227,7 +227,7 @@ pub struct ContactPointStatus {
     /// What the last test message was sent with: another one is sent when this changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tested: Option<Tested>,
-    /// How many test messages with `tested` the receiver accepted: the id of the next one follows from this.
+    /// Number of test messages that were accepted so far: the id of the next one follows from this and from `tested`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tests_accepted: Option<i64>,
     /// True while it is suspended, or a Secret cannot be read, if it was ready before: it is ready again afterwards, without a

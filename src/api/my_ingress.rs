@@ -43,8 +43,8 @@ pub const LONG_KEY: &str = "write tags whose keys have 1 to 128 characters";
 /// (<https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_Tag.html>).
 pub const BAD_TAG: &str = "write tags of letters, digits, spaces and the characters _ . : / = + - @";
 /// What to say of a tag that is not the user's to set.
-pub const OUR_TAG: &str = "take other keys: those that begin with aws: are for AWS, and ManagedBy and those that begin with quartermaster.dev/ \
-    say whose the load balancer is";
+pub const OUR_TAG: &str = "take other keys: those that begin with aws: are for AWS, ManagedBy and those that begin with quartermaster.dev/ \
+    say whose the load balancer is, and by those under k8s.aws/ and kubernetes.io/ other controllers take it for theirs";
 
 /// What to say of another protocol.
 pub const BAD_PROTOCOL: &str = "write protocol: HTTP, or protocol: HTTPS with a certificateArn";
@@ -128,7 +128,8 @@ pub struct MyIngressSpec {
     #[x_kube(
         validation = ("self.all(key, size(key) >= 1 && size(key) <= 128)", LONG_KEY),
         validation = (
-            "self.all(key, !key.lowerAscii().startsWith('aws:') && !key.startsWith('quartermaster.dev/') && key != 'ManagedBy')",
+            "self.all(key, !key.lowerAscii().startsWith('aws:') && !key.startsWith('quartermaster.dev/') && key != 'ManagedBy' \
+             && !key.lowerAscii().matches('^([^/]*[.])?(k8s[.]aws|kubernetes[.]io)/'))",
             OUR_TAG,
         ),
         validation = (r"self.all(key, self[key].matches(r'^[\p{L}\p{Z}\p{N}_.:/=+@-]*$') && key.matches(r'^[\p{L}\p{Z}\p{N}_.:/=+@-]*$'))", BAD_TAG),

@@ -26,13 +26,31 @@ pub use history::{Action, Cut, Delivery, Entry, History, StoredHistory, Subject}
     printcolumn(name = "Kind", type_ = "string", json_path = ".spec.target.kind"),
     printcolumn(name = "Target", type_ = "string", json_path = ".spec.target.name"),
     printcolumn(name = "Field", type_ = "string", json_path = ".spec.field"),
-    printcolumn(name = "Value", type_ = "string", json_path = ".status[-1:].value"),
+    // The first of the two that the entry has.
+    printcolumn(name = "Value", type_ = "string", json_path = ".status[-1:]['displayValue','value']"),
     printcolumn(name = "Delivery", type_ = "string", json_path = ".status[-1:].delivery"),
-    printcolumn(name = "Waiting", type_ = "string", json_path = ".metadata.annotations.quartermaster\\.dev/waiting"),
+    printcolumn(
+        name = "Waiting",
+        type_ = "string",
+        json_path = ".metadata.annotations.quartermaster\\.dev/waiting-reason"
+    ),
+    printcolumn(name = "Last-Value", type_ = "string", json_path = ".status[-1:].value", priority = 1),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".metadata.annotations.quartermaster\\.dev/waiting",
+        priority = 1
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("required" = ["contactPoint", "field", "target"]))]
+#[x_kube(
+    validation = field_of_kind("Deployment"),
+    validation = field_of_kind("StatefulSet"),
+    validation = field_of_kind("Service"),
+    validation = field_of_other_kinds(),
+)]
 pub struct TrackedFieldSpec {
     /// The resource whose field is tracked.
     #[serde(default)]
@@ -137,6 +155,17 @@ pub struct Target {
 pub const KNOWN: [(&str, &str, &str); 3] =
     [("Deployment", "apps", "deployments"), ("StatefulSet", "apps", "statefulsets"), ("Service", "", "services")];
 
+/// Words that `field` may be, and the kinds that have such a field; the placeholder is of what may be named after a colon. Any
+/// kind has a `JSONPath`.
+pub const WORDS: [(&str, Option<&str>, &[&str]); 3] = [
+    ("replicas", None, &["Deployment", "StatefulSet"]),
+    ("image", Some("CONTAINER"), &["Deployment", "StatefulSet"]),
+    ("targetPort", Some("PORT"), &["Service"]),
+];
+
+/// The form of `field` that every kind has.
+pub const A_PATH: &str = "a JSONPath in braces, such as {.metadata.generation}";
+
 /// The group of the kinds that tell of changes.
 pub const GROUP: &str = "tg.azamaton.ru";
 
@@ -181,4 +210,38 @@ fn name_of_a_kind() -> Rule {
         "has(self.apiVersion) || !format.dns1123Subdomain().validate(self.name).hasValue()",
         "write the resource's name as kubectl prints it: lower-case letters, digits, '-' and '.'",
     )
+}
+
+/// Returns the rule for one kind. The rule binds on create, and when field or kind change.
+fn field_of_kind(kind: &str) -> Rule {
+    let fits = WORDS.iter().filter(|(.., kinds)| kinds.contains(&kind)).flat_map(|(word, placeholder, _)| {
+        let named = placeholder.map(|_| format!("self.field.startsWith('{word}:')"));
+        [Some(format!("self.field == '{word}'")), named].into_iter().flatten()
+    });
+    let fits = fits.collect::<Vec<_>>().join(" || ");
+    field_rule(
+        &format!("self.target.kind != '{kind}' || {fits}"),
+        &format!("a {kind} has no such field: write {}{A_PATH}", words_of(kind)),
+    )
+}
+
+fn field_of_other_kinds() -> Rule {
+    field_rule(
+        &format!("self.target.kind in ['{}']", KNOWN.map(|(kind, ..)| kind).join("', '")),
+        &format!("a kind other than Deployment, StatefulSet and Service has no such field: write {A_PATH}"),
+    )
+}
+
+fn field_rule(rule: &str, message: &str) -> Rule {
+    rule_over(&["field", "target.kind"], &format!("{rule} || self.field.startsWith('{{')"), message)
+        .field_path(".field")
+}
+
+/// The words that `field` may be for a target of this kind, as the beginning of a list that a `JSONPath` ends.
+pub fn words_of(kind: &str) -> String {
+    let words = WORDS.iter().filter(|(.., kinds)| kinds.contains(&kind)).flat_map(|(word, placeholder, _)| {
+        [Some((*word).to_owned()), placeholder.map(|name| format!("{word}:{name}"))].into_iter().flatten()
+    });
+    let words = words.collect::<Vec<_>>().join(", ");
+    if words.is_empty() { words } else { words + " or " }
 }

@@ -1,8 +1,9 @@
 //! The subcommands that people run against a cluster, with their own kubeconfig.
 
-use std::fmt;
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{env, fmt};
 
 use clap::{Args, Subcommand, ValueEnum};
 use kube::CustomResourceExt;
@@ -59,6 +60,8 @@ Run it while the operator runs: it is the operator that takes away copies of Con
 operator. The CRDs stay unless --purge is given; so does whatever is not a resource of Quartermaster.
 
 Examples:
+  quartermaster uninstall --dry-run
+      Show what would be deleted.
   quartermaster uninstall
       Show what would be deleted, and ask.
   quartermaster uninstall --yes --purge --timeout=2m
@@ -69,7 +72,7 @@ Examples:
       The operator that ran there is gone, and resources stay Terminating: take its finalizers away. What it would have taken
       away itself is left behind, and named.
 
-Exit codes: 0 all is gone; 1 something is left, and is named with what holds it up; 2 usage, or nobody said yes, and nothing was
+Exit codes: 0 all is gone, or shown; 1 something is left, and is named with what holds it up; 2 usage, or nobody said yes, and nothing was
 done.";
 
 /// What people ask of a cluster.
@@ -98,14 +101,53 @@ pub struct Cluster {
     /// A context of the kubeconfig, in place of its current one
     #[arg(long, value_name = "NAME", help_heading = "Cluster")]
     pub context: Option<String>,
+    /// The program, as the user runs it.
+    #[arg(skip)]
+    pub(crate) program: Program,
+}
+
+/// The words that run this program: `quartermaster`, or `kubectl quartermaster` where kubectl runs it as a plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Program(pub(crate) &'static str);
+
+impl Program {
+    const ALONE: &str = "quartermaster ";
+
+    /// Returns the program by the path of the file that was executed.
+    pub(crate) fn called(path: Option<&OsStr>) -> Self {
+        let name = path.map(Path::new).and_then(Path::file_stem);
+        let is_plugin = name.is_some_and(|name| name == "kubectl-quartermaster" || name == "kubectl_quartermaster");
+        Self(if is_plugin { "kubectl quartermaster" } else { "quartermaster" })
+    }
+
+    pub(crate) fn as_str(self) -> &'static str {
+        self.0
+    }
+
+    /// Returns a text of the help with the commands of its examples as the user types them.
+    pub(crate) fn help(self, text: &str) -> String {
+        text.replace(&format!("  {}", Self::ALONE), &format!("  {} ", self.0))
+    }
+
+    /// Returns a command as the user types it.
+    fn command(self, text: &str) -> String {
+        text.strip_prefix(Self::ALONE).map_or_else(|| text.to_owned(), |rest| format!("{} {rest}", self.0))
+    }
+}
+
+impl Default for Program {
+    fn default() -> Self {
+        Self::called(env::args_os().next().as_deref())
+    }
 }
 
 impl Cluster {
     /// A command of this program's or of kubectl's, to be pasted into a shell: for this cluster too.
     pub fn command(&self, text: &str) -> String {
+        let text = self.program.command(text);
         let file = self.kubeconfig.as_ref().map(|file| format!(" --kubeconfig={}", quoted(&file.to_string_lossy())));
         let context = self.context.as_ref().map(|name| format!(" --context={}", quoted(name)));
-        [Some(text.to_owned()), file, context].into_iter().flatten().collect()
+        [Some(text), file, context].into_iter().flatten().collect()
     }
 }
 
@@ -219,6 +261,9 @@ pub struct UninstallArgs {
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
+    /// Show what would be deleted, and change nothing
+    #[arg(long, conflicts_with = "yes")]
+    pub(crate) dry_run: bool,
     /// How long to wait until all is gone
     #[arg(long, value_name = "DURATION", value_parser = value::duration, default_value = "5m")]
     pub(crate) timeout: Duration,
@@ -308,12 +353,28 @@ mod tests {
     fn a_command_that_is_pasted_is_for_the_same_cluster() {
         let command = |kubeconfig: Option<&str>, context: Option<&str>| {
             let context = context.map(Into::into);
-            Cluster { kubeconfig: kubeconfig.map(Into::into), context }.command("kubectl get pods")
+            Cluster { kubeconfig: kubeconfig.map(Into::into), context, ..Cluster::default() }
+                .command("kubectl get pods")
         };
         assert_eq!(command(None, None), "kubectl get pods");
         assert_eq!(command(None, Some("arn:aws:eks:c/1")), "kubectl get pods --context=arn:aws:eks:c/1");
         let both = "kubectl get pods --kubeconfig='/my home/it'\\''s' --context='a$(b)'";
         assert_eq!(command(Some("/my home/it's"), Some("a$(b)")), both);
+    }
+
+    #[rstest]
+    #[case("/usr/bin/quartermaster", "quartermaster")]
+    #[case("/usr/local/bin/kubectl-quartermaster", "kubectl quartermaster")]
+    #[case("kubectl-quartermaster.exe", "kubectl quartermaster")]
+    fn program_is_named_as_its_user_runs_it(#[case] path: &str, #[case] name: &str) {
+        let program = Program::called(Some(path.as_ref()));
+        assert_eq!(program.as_str(), name);
+        assert_eq!(program.command("quartermaster status"), format!("{name} status"));
+        assert_eq!(program.command("kubectl get pods"), "kubectl get pods");
+        assert_eq!(
+            program.help("Examples:\n  quartermaster status\n      All."),
+            format!("Examples:\n  {name} status\n      All.")
+        );
     }
 
     #[rstest]

@@ -36,6 +36,7 @@ fn defaults() {
     assert_eq!(config.notifications.telegram_api_url, "https://api.telegram.org");
     assert_eq!(config.notifications.shared_secrets, SharedSecrets::Telegram);
     assert!(!config.notifications.allow_loopback && config.notifications.deny.is_empty());
+    assert!(!config.notifications.quote_private && config.notifications.allow_ports.is_empty());
     assert!(config.notifications.webhook_proxy.is_none());
     assert_eq!((config.log.level.as_str(), config.log.format), ("info", LogFormat::Auto));
     assert_eq!(config.timings, Timings::default());
@@ -118,6 +119,9 @@ fn values_are_typed() {
         "--webhook-allow-loopback",
         "--webhook-deny-cidr=10.0.0.0/8",
         "--webhook-deny-cidr=192.168.1.7,fd00::/8",
+        "--webhook-allow-port=443,8443",
+        "--webhook-allow-port=80",
+        "--webhook-quote-private",
         "--webhook-proxy=http://user:sesame@proxy:3128",
         "--log-level=warn,quartermaster=debug",
         "--log-format=json",
@@ -137,6 +141,8 @@ fn values_are_typed() {
     assert_eq!(config.notifications.shared_secrets, SharedSecrets::Labelled);
     assert!(config.notifications.allow_loopback);
     let deny: Vec<_> = config.notifications.deny.iter().map(ToString::to_string).collect();
+    assert_eq!(config.notifications.allow_ports, [443, 8443, 80]);
+    assert!(config.notifications.quote_private);
     assert_eq!(deny, ["10.0.0.0/8", "192.168.1.7/32", "fd00::/8"]);
     assert_eq!(config.notifications.webhook_proxy.as_ref().unwrap().expose_secret(), "http://user:sesame@proxy:3128");
     assert!(!format!("{config:?}").contains("sesame"));
@@ -170,6 +176,8 @@ fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
 #[case(&["--webhook-proxy=socks5://u:sesame@host"], "write such as http://proxy.example:3128")]
 #[case(&["--webhook-proxy=http://u:sesame@"], "write such as http://proxy.example:3128")]
 #[case(&["--webhook-deny-cidr=10.0.0.0/40"], "write a network such as 10.0.0.0/8")]
+#[case(&["--webhook-allow-port=0"], "write a port from 1 to 65535")]
+#[case(&["--webhook-allow-port=65536"], "write a port from 1 to 65535")]
 #[case(&["--cluster-name=a\nb"], "one line")]
 #[case(&["--shared-secrets=on"], "telegram, labelled, off")]
 #[case(&["--log-level=inof"], "write error, warn, info")]

@@ -56,6 +56,9 @@ pub struct Timings {
     /// How often a Secret that is in use is read again
     #[arg(long, env = "QUARTERMASTER_SECRET_REREAD", value_parser = duration, default_value = "5m", hide = true)]
     pub secret_reread: Duration,
+    /// How often the admission policies are checked
+    #[arg(long, env = "QUARTERMASTER_POLICY_CHECK_PERIOD", value_parser = duration, default_value = "5m", hide = true)]
+    pub policy_check_period: Duration,
     /// First wait for what no watch tells of, such as a Secret that is not there
     #[arg(long, env = "QUARTERMASTER_WAITING_MIN", value_parser = duration, default_value = "1s", hide = true)]
     pub waiting_min: Duration,
@@ -83,6 +86,9 @@ pub struct Timings {
     /// Longest wait between two corrections of a child that is contested; without one for so long, it no longer is
     #[arg(long, env = "QUARTERMASTER_DRIFT_BACKOFF_MAX", value_parser = duration, default_value = "5m", hide = true)]
     pub drift_backoff_max: Duration,
+    /// Time between two writes of children that only a restart of the operator calls for, once those of 5 s were made at once
+    #[arg(long, env = "QUARTERMASTER_CONFIRMATION_PERIOD", value_parser = duration, default_value = "50ms", hide = true)]
+    pub confirmation_period: Duration,
     /// How long an autoscaler may be inactive before its app is not ready: a new one has no metrics at first
     #[arg(long, env = "QUARTERMASTER_SCALING_INACTIVE_GRACE_PERIOD", value_parser = duration, default_value = "5m",
         hide = true)]
@@ -142,6 +148,7 @@ impl Default for Timings {
             stopped_retry: Duration::from_mins(5),
             send_timeout: Duration::from_secs(10),
             secret_reread: Duration::from_mins(5),
+            policy_check_period: Duration::from_mins(5),
             waiting_min: Duration::from_secs(1),
             waiting_max: Duration::from_secs(30),
             delivery_max_age: Duration::from_hours(24),
@@ -151,6 +158,7 @@ impl Default for Timings {
             drift_window: Duration::from_mins(10),
             drift_backoff_min: Duration::from_secs(15),
             drift_backoff_max: Duration::from_mins(5),
+            confirmation_period: Duration::from_millis(50),
             scaling_inactive_grace_period: Duration::from_mins(5),
             aws_resync: Duration::from_mins(10),
             aws_timeout: Duration::from_secs(20),

@@ -89,6 +89,26 @@ pub(super) fn lease(text: &str) -> Result<String, String> {
     })
 }
 
+/// Prefix of the policies' names; empty for none.
+pub(super) fn policy_prefix(text: &str) -> Result<String, String> {
+    let prefix = if text.is_empty() { Some(String::new()) } else { object(text) };
+    prefix.ok_or_else(|| {
+        "write what the names of the admission policies begin with, such as quartermaster, or nothing to check none"
+            .into()
+    })
+}
+
+/// A `ClusterRole`'s name that fits into a field selector: RBAC allows any path segment, such as `system:node`
+/// (<https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#path-segment-names>).
+pub(super) fn cluster_role(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-._:".contains(c);
+    if (1..=253).contains(&text.len()) && text.chars().all(fits) && ![".", ".."].contains(&text) {
+        Ok(text.to_owned())
+    } else {
+        Err("write a ClusterRole's name: letters, digits and - . _ :".into())
+    }
+}
+
 /// An object's name: an RFC 1123 subdomain.
 pub(super) fn object(text: &str) -> Option<String> {
     let part = |part: &str| !part.is_empty() && namespace(part).is_ok();
@@ -100,6 +120,11 @@ pub(super) fn network(text: &str) -> Result<IpNet, String> {
     text.parse::<IpNet>()
         .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
         .map_err(|_| "write a network such as 10.0.0.0/8 or fd00::/8".to_owned())
+}
+
+/// Parses a TCP port, 1 to 65535.
+pub(super) fn port(text: &str) -> Result<u16, String> {
+    text.parse().ok().filter(|port| *port != 0).ok_or_else(|| "write a port from 1 to 65535, such as 443".to_owned())
 }
 
 /// A name that stands in messages; empty is none.

@@ -21,7 +21,7 @@ use self::together::Together;
 use super::action::Action;
 use super::fault::{self, Fault};
 use super::pace::{self, Pace, Rate};
-use super::{Balancer, Balancers, Tags, Wanted};
+use super::{Balancer, Balancers, Tags, Wanted, proxy};
 use crate::cli::Timings;
 use crate::runtime::leader::Fence;
 use crate::runtime::metrics::Metrics;
@@ -102,6 +102,7 @@ impl Elb {
             // The runtime's delays are enough.
             .retry_config(RetryConfig::disabled())
             .timeout_config(limits)
+            .http_client(proxy::client())
             .load();
         let loaded = tokio::time::timeout(self.timeout, load).await.ok();
         let region = loaded.as_ref().and_then(|config| config.region()).map(ToString::to_string);

@@ -141,3 +141,10 @@ pub struct Health {
     /// The same in AWS' words.
     pub description: String,
 }
+
+impl Health {
+    /// Returns whether the target is on its way out.
+    pub fn is_draining(&self) -> bool {
+        self.state == "draining"
+    }
+}

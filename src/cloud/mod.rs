@@ -11,6 +11,7 @@ pub mod elb;
 pub mod fault;
 pub mod listeners;
 mod pace;
+mod proxy;
 
 /// Tags of a resource in AWS.
 pub type Tags = BTreeMap<String, String>;

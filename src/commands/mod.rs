@@ -14,6 +14,7 @@ use crate::cli::ClusterCommand;
 use crate::cli::commands::Cluster;
 use crate::runtime::{client, cluster};
 
+pub mod admission;
 pub mod adopt;
 pub mod going;
 pub mod history;

@@ -118,6 +118,9 @@ pub struct Object {
     /// What holds it up, where it is being deleted and somebody looked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<String>,
+    /// When it was created.
+    #[serde(skip)]
+    pub created: Option<jiff::Timestamp>,
     /// Only the operator lets it go, where somebody looked.
     #[serde(skip)]
     pub needs_operator: bool,
@@ -143,6 +146,7 @@ impl Object {
             failed: 0,
             oldest_undelivered: None,
             held: Vec::new(),
+            created: object.metadata.creation_timestamp.as_ref().map(|time| time.0),
             needs_operator: false,
         };
         if kind.controller == tracked_field::NAME {
@@ -215,11 +219,13 @@ impl Object {
         let (ready, _) = standing::by_condition(object.metadata.generation, said);
         self.state = ready.into();
         // That an older spec was had tells nothing of this one.
+        let unrecorded = condition_of(object, OUTCOMES_RECORDED);
         if condition.status != "True" {
             self.reason = condition.reason;
             let of = if object.metadata.generation > observed { "of an older spec: " } else { "" };
-            self.message = format!("{of}{}", condition.message);
-        } else if let Some(condition) = condition_of(object, OUTCOMES_RECORDED) {
+            let also = unrecorded.map(|condition| format!("; {}", condition.message)).unwrap_or_default();
+            self.message = format!("{of}{}{also}", condition.message);
+        } else if let Some(condition) = unrecorded {
             // Ready can be True although messages of some `TrackedField`s cannot be sent.
             (self.state, self.reason, self.message) = (State::NotReady, condition.reason, condition.message);
             self.since = Some(condition.last_transition_time.0);
@@ -345,11 +351,12 @@ mod tests {
         json!({ "status": { "conditions": [condition], "observedGeneration": observed } })
     }
 
-    fn without_outcomes() -> Value {
-        let mut status = conditions("True", "Ready", 2);
+    fn without_outcomes(ready: &str, reason: &str) -> Value {
+        let mut status = conditions(ready, reason, 2);
         let all = status["status"]["conditions"].as_array_mut().unwrap();
         let mut unrecorded = conditions("False", "WriteRejected", 2)["status"]["conditions"][0].clone();
         unrecorded["type"] = json!(OUTCOMES_RECORDED);
+        unrecorded["message"] = json!("why");
         all.push(unrecorded);
         status
     }
@@ -371,7 +378,12 @@ mod tests {
     #[case::going_well("myapp", with(conditions("True", "Ready", 2), &json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } })), State::Deleting, "")]
     #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": true } }), State::Ready, "")]
     #[case::of_the_original_program("contactpoint", json!({ "status": { "initialized": true, "ready": false } }), State::Unseen, "")]
-    #[case::of_which_one_cannot_be_written("contactpoint", without_outcomes(), State::NotReady, "WriteRejected")]
+    #[case::of_which_one_cannot_be_written(
+        "contactpoint",
+        without_outcomes("True", "Ready"),
+        State::NotReady,
+        "WriteRejected"
+    )]
     #[case::no_history("trackedfield", json!({}), State::Unseen, "")]
     #[case::waits("trackedfield", json!({ "metadata": { "annotations": { WAITING: "TargetNotFound: no such" } } }), State::NotReady, "TargetNotFound")]
     #[case::told("trackedfield", json!({ "status": [{ "action": "Created", "value": "1" }] }), State::Ready, "")]
@@ -379,6 +391,12 @@ mod tests {
     fn how_it_stands(#[case] controller: &str, #[case] more: Value, #[case] state: State, #[case] reason: &str) {
         let object = object(controller, &more);
         assert_eq!((object.state, object.reason.as_str()), (state, reason), "{object:?}");
+    }
+
+    #[test]
+    fn a_stopped_contact_point_also_names_the_objects_that_cannot_be_written() {
+        let object = object("contactpoint", &without_outcomes("False", "Forbidden"));
+        assert_eq!((&*object.reason, &*object.message), ("Forbidden", "words; why"));
     }
 
     #[rstest]

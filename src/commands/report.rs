@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::admission::{Policy, Unchecked, unchecked};
 use super::lease::Operator;
 use super::objects::{Object, State};
 use super::paper::count;
@@ -31,6 +32,10 @@ pub struct Seen {
     pub not_served: Vec<Without>,
     /// The kinds that may not be listed.
     pub not_listed: Vec<Without>,
+    /// The admission policies.
+    pub admission_policies: Vec<Policy>,
+    /// The objects that are older than the policy of their kind.
+    pub unchecked: Vec<Unchecked>,
     /// Every object.
     pub objects: Vec<Object>,
 }
@@ -122,6 +127,7 @@ pub fn report(operator: Operator, mut seen: Seen) -> Report {
     seen.objects.sort_by(|one, other| {
         (&one.namespace, &one.kind, &one.name).cmp(&(&other.namespace, &other.kind, &other.name))
     });
+    seen.unchecked = unchecked(&seen.admission_policies, &seen.objects);
     let objects = &seen.objects;
     let are = |state: State| objects.iter().filter(|object| object.state == state).count();
     let summary = Summary {

@@ -10,14 +10,20 @@ use kube::Client;
 use kube::core::DynamicObject;
 use tokio::time::{Instant, sleep};
 
+use super::admission::{Policy, Unchecked};
 use super::objects::{self, Object, State};
 use super::paper::{Cell, Ink, Paper, count, shorten, span};
 use super::report::{Report, Seen, Who, Without, oldest, report};
 use super::uninstall::target::{How, Target};
-use super::{going, is, lease, words, words_of_list};
-use crate::cli::commands::{Output, StatusArgs};
+use super::{admission, going, is, lease, words, words_of_list};
+use crate::cli::commands::{Cluster, Output, StatusArgs};
 use crate::registry;
 use crate::runtime::crds;
+
+/// How many objects that are older than the policies are printed.
+const UNCHECKED: usize = 20;
+/// Installs the policies where deploy/ was applied.
+const POLICIES: &str = "kubectl apply --server-side -f deploy/admission_policies.yaml";
 
 /// Shows it.
 ///
@@ -106,6 +112,7 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
         let known = objects::is_kubernetes(client).await;
         anyhow::ensure!(known.map_err(|error| anyhow::anyhow!(words(&error)))?, objects::NO_KUBERNETES);
     }
+    seen.admission_policies = admission::read(client).await?;
     let stuck = seen.objects.iter().filter(|row| row.needs_operator);
     let namespaces = stuck.map(|row| &*row.namespace).collect();
     let ways = going::ways_out(client, namespaces, &args.lease, &args.scope.cluster).await;
@@ -119,7 +126,7 @@ async fn gather(client: &Client, args: &StatusArgs) -> anyhow::Result<Report> {
 fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result<()> {
     let now = Timestamp::now();
     let ago = |time: Option<Timestamp>| time.map_or_else(String::new, |time| span(past(now, time)));
-    let Seen { absent, not_served, not_listed, objects } = &report.seen;
+    let Seen { absent, not_served, not_listed, objects, .. } = &report.seen;
     let cluster = &args.scope.cluster;
     if objects.is_empty() {
         let place = args.scope.namespace().map_or_else(String::new, |namespace| format!(" in namespace {namespace}"));
@@ -189,6 +196,7 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
         (_, _, why) => format!("Whether the operator runs is not known: {}", why.as_deref().unwrap_or_default()),
     };
     out.line(operator)?;
+    print_admission(&report.seen, cluster, out)?;
     for Without { name, message } in not_served {
         // It may be of the operator's version, which this program need not be: to replace it would be wrong then.
         if report.operator.state == "Runs" {
@@ -200,6 +208,30 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
     if !absent.is_empty() {
         let install = cluster.command(crds::INSTALL);
         out.line(format!("Not installed: {} ({install})", absent.join(", ")))?;
+    }
+    Ok(())
+}
+
+/// Nothing while all policies are in force and no object is older than they are, or while that is unknown.
+fn print_admission(seen: &Seen, cluster: &Cluster, out: &mut Paper) -> std::io::Result<()> {
+    let missing: Vec<_> = seen.admission_policies.iter().filter(|policy| policy.state == "NotInForce").collect();
+    if !missing.is_empty() {
+        out.line("Admission policies that are not in force, so nobody checks the rights of authors:")?;
+        for Policy { message, .. } in missing {
+            out.line(format!("  {message}"))?;
+        }
+        out.line(format!("  To install them: {} (or helm upgrade)", cluster.command(POLICIES)))?;
+    }
+    if !seen.unchecked.is_empty() {
+        let number = count(seen.unchecked.len(), "object is older", "objects are older");
+        out.line(format!("{number} than the admission policies, which never checked the rights of the authors:"))?;
+        for Unchecked { kind, namespace, name } in seen.unchecked.iter().take(UNCHECKED) {
+            out.line(format!("  {}/{name} in {namespace}", kind.to_lowercase()))?;
+        }
+        if seen.unchecked.len() > UNCHECKED {
+            out.line("  ... (-o json lists them all)")?;
+        }
+        out.line("  To have one checked: delete it and let its author create it again")?;
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use kube::ResourceExt;
 use kube::runtime::reflector::{ObjectRef, Store};
 
 use super::contact_point::{self, ContactPoints, endpoint::Source};
+use super::tracked_field::grants::Grants;
 use super::tracked_field::reads::Reads;
 use super::tracked_field::tracker::Tracker;
 use super::tracked_field::{self, Targets, Terms, TrackedFields, target::Resolver};
@@ -18,8 +19,9 @@ use crate::notify::queue::{Outbox, Patience};
 use crate::runtime::Key;
 use crate::runtime::backoff::Policy;
 use crate::runtime::cache::Touched;
+use crate::runtime::health::State;
 use crate::runtime::leader::Fence;
-use crate::runtime::manager::{Manager, Watched};
+use crate::runtime::manager::{Manager, Phase, Watched};
 use crate::runtime::reconciler::{Reconciler, Trigger};
 use crate::runtime::watch_hub::WatchHub;
 use crate::runtime::written::Written;
@@ -59,6 +61,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         set_up: Mutex::default(),
     });
     let tracker = Arc::new(Tracker::new(fields.trigger.clone(), !manager.config.leader_elect));
+    let grants = Arc::new(Grants::new(&manager.config.tracker_role));
     let hub = WatchHub::new(
         manager.client.clone(),
         manager.scope.clone(),
@@ -71,8 +74,10 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let targets = Arc::new(Targets {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
+        no_cross_namespace_refs: manager.config.no_cross_namespace_refs,
         tracker,
         hub,
+        grants: Arc::clone(&grants),
         resolver: Resolver::default(),
         reads: Reads::default(),
         wake: fields.trigger.clone(),
@@ -91,16 +96,48 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         terms: Terms { renew_event: timings.event_renewal, resync: timings.resync },
         cluster: manager.config.cluster_name.clone(),
         written: Written::new(fields.trigger.clone()),
+        availability: manager.availability.clone(),
         told: Mutex::new(HashMap::new()),
     });
 
     let told_of_point = told_of_point(Arc::clone(&contact_points), &points, &fields);
     let told_of_field = told_of_field(Arc::clone(&tracked_fields), fields.trigger.clone());
     // A contact point that is not cached yet must not be taken for one that does not exist.
-    let points_settled = vec![points.phase.clone()];
+    // Nor must a target that the tracker role grants be taken for one that it does not.
+    let settled = vec![points.phase.clone(), follow_grants(manager, &grants, &tracked_fields, &fields)];
     manager.control(points, contact_points, Vec::new(), told_of_point);
-    manager.control(fields, tracked_fields, points_settled, told_of_field);
+    manager.control(fields, tracked_fields, settled, told_of_field);
     Ok(())
+}
+
+/// Follows the tracker role, on every replica. The phase ends once the role is known.
+fn follow_grants<T: Transport>(
+    manager: &mut Manager,
+    grants: &Arc<Grants>,
+    controller: &Arc<TrackedFields<T>>,
+    fields: &Watched<TrackedField>,
+) -> Phase {
+    let (known, phase) = Phase::until();
+    if !manager.config.controllers.contains(tracked_field::NAME) {
+        // A sender that is gone ends the phase.
+        return phase;
+    }
+    let targets = Arc::clone(&controller.targets);
+    let (store, trigger) = (fields.store.clone(), fields.trigger.clone());
+    let changed = move || {
+        let fields = store.state();
+        for field in &fields {
+            targets.follow(field);
+        }
+        for field in &fields {
+            targets.watch(field);
+            trigger.wake(&Key::of(field.as_ref()));
+        }
+        known.send_replace(State::Synced);
+    };
+    let follow = grants.follow(manager.client.clone(), &manager.watches, &manager.metrics, changed);
+    manager.spawn("the watch of the tracker role", follow);
+    phase
 }
 
 fn told_of_point<T: Transport>(
@@ -175,6 +212,8 @@ fn sender(config: &Config, fence: Fence) -> client::Config {
         webhook_proxy: settings.webhook_proxy.clone(),
         allow_loopback: settings.allow_loopback,
         deny_cidrs: settings.deny.clone(),
+        allow_ports: settings.allow_ports.clone(),
+        quote_private: settings.quote_private,
         attempt_timeout: config.timings.send_timeout,
         retry_after_cap: config.timings.retry_after_max,
         held: Arc::new(move || fence.held()),

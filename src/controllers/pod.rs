@@ -1,6 +1,34 @@
-//! Why a Pod does not run, from what the kubelet and the scheduler say of it: one rule for all who run Pods. Pure.
+//! Why a Pod does not run, from what the kubelet and the scheduler say of it, and how a Pod fits the restricted profile: one
+//! rule for all who run Pods. Pure.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use k8s_openapi::api::core::v1::{
+    Capabilities, ContainerStatus, PodSecurityContext, PodStatus, SeccompProfile, SecurityContext,
+};
+
+/// User of a Pod under the restricted profile: nobody in particular. An image's own user will not do, because it may be root
+/// or a name, and the kubelet then refuses to start it.
+const USER: i64 = 65_532;
+
+/// Returns what a Pod says so that it fits the restricted profile
+/// (<https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted>).
+pub fn restricted_pod() -> PodSecurityContext {
+    PodSecurityContext {
+        run_as_non_root: Some(true),
+        run_as_user: Some(USER),
+        run_as_group: Some(USER),
+        seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None }),
+        ..PodSecurityContext::default()
+    }
+}
+
+/// Returns what each container of such a Pod says.
+pub fn restricted_container() -> SecurityContext {
+    SecurityContext {
+        allow_privilege_escalation: Some(false),
+        capabilities: Some(Capabilities { drop: Some(vec!["ALL".into()]), add: None }),
+        ..SecurityContext::default()
+    }
+}
 
 /// The reason of a Pod that no node takes.
 pub const UNSCHEDULABLE: &str = "Unschedulable";

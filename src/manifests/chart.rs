@@ -21,6 +21,8 @@ const DASHBOARD: (&str, &str) = ("config/grafana/quartermaster.json", "grafana/q
 struct Rights {
     controllers: BTreeMap<&'static str, OfController>,
     crds: Vec<String>,
+    /// Without what the release puts before them.
+    policies: Vec<String>,
 }
 
 /// What one controller needs.
@@ -37,7 +39,7 @@ struct OfController {
 /// Every generated file of the chart: its path in `files/`, and its text. `read` gives the text of a file of the tree.
 pub fn files(read: &impl Fn(&Path) -> Result<String, Error>) -> Result<Vec<(String, String)>, Error> {
     let controllers = KINDS.iter().map(|kind| (kind.controller, of(kind))).collect();
-    let rights = Rights { controllers, crds: KINDS.iter().map(Kind::crd_name).collect() };
+    let rights = Rights { controllers, crds: KINDS.iter().map(Kind::crd_name).collect(), policies: policies::names() };
     let mut files = vec![("rights.yaml".to_owned(), generated(&yaml(&rights)?))];
     for (kind, crd) in KINDS.iter().zip(registry::crds()) {
         files.push((format!("crd/{}.yaml", kind.controller), generated(&yaml(&crd)?)));

@@ -30,6 +30,9 @@ struct Kustomization {
     #[serde(default)]
     name_prefix: String,
     resources: Vec<String>,
+    /// Kustomize's own order would put policies last.
+    #[serde(rename = "sortOptions")]
+    _sort_options: Option<IgnoredAny>,
     /// How kustomize finds references that it does not know by itself: [`REFERENCES`] has them.
     #[serde(rename = "configurations")]
     _configurations: Option<IgnoredAny>,
@@ -39,10 +42,12 @@ struct Kustomization {
 const OWN_NAMES: [&str; 2] = ["CustomResourceDefinition", "Namespace"];
 
 /// Fields that name an object of that kind; `roleRef` and `subjects` say the kind themselves.
-const REFERENCES: [(&str, &str); 3] = [
+const REFERENCES: [(&str, &str); 5] = [
     ("serviceAccountName", "ServiceAccount"),
     ("policyName", "ValidatingAdmissionPolicy"),
     ("paramRef", "ServiceAccount"),
+    ("resourceNames", "ClusterRole"),
+    ("value", "ClusterRole"),
 ];
 
 /// All objects of the kustomization in `folder`, in its order. `read` gives the text of a file.
@@ -110,6 +115,13 @@ fn follow(value: &mut Value, names: &BTreeMap<(String, String), String>, namespa
             for (field, kind) in REFERENCES {
                 match fields.get_mut(field) {
                     Some(Value::String(old)) => *old = new(kind, old).unwrap_or_else(|| old.clone()),
+                    Some(Value::Array(olds)) => {
+                        for old in olds {
+                            if let Some(name) = old.as_str().and_then(|old| new(kind, old)) {
+                                *old = name.into();
+                            }
+                        }
+                    }
                     Some(reference @ Value::Object(_)) => {
                         if let Some(name) = new(kind, &text(reference, "name")) {
                             reference["name"] = name.into();

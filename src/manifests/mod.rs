@@ -90,17 +90,17 @@ pub fn files() -> Result<Vec<(String, String)>, Error> {
     }
     files.push(("crd/kustomization.yaml".into(), generated(&kustomization(&bases, &[])?)));
     let policies = policies::objects(rbac::NAMESPACE, rbac::SERVICE_ACCOUNT);
-    files.push(("policy/kustomizeconfig.yaml".into(), generated(&yaml(&policies::kustomize_config())?)));
-    for (folder, objects, configurations) in
-        [("rbac", rbac::objects(), &[][..]), ("policy", policies, &["kustomizeconfig.yaml"])]
-    {
+    for (folder, config) in [("rbac", rbac::kustomize_config()), ("policy", policies::kustomize_config())] {
+        files.push((format!("{folder}/kustomizeconfig.yaml"), generated(&yaml(&config)?)));
+    }
+    for (folder, objects) in [("rbac", rbac::objects()), ("policy", policies)] {
         let mut names = Vec::new();
         for (name, object) in objects {
             let name = format!("{name}.yaml");
             files.push((format!("{folder}/{name}"), generated(&yaml(&object)?)));
             names.push(name);
         }
-        let kustomization = kustomization(&names, configurations)?;
+        let kustomization = kustomization(&names, &["kustomizeconfig.yaml"])?;
         files.push((format!("{folder}/kustomization.yaml"), generated(&kustomization)));
     }
     Ok(files)

@@ -21,7 +21,8 @@ use crate::api::tracked_field::KNOWN;
 use crate::registry::KINDS;
 use crate::runtime::ownership::{ADOPT_BY, OWNER_UID};
 
-const GROUP: &str = "admissionregistration.k8s.io";
+/// The API group of the policies.
+pub const GROUP: &str = "admissionregistration.k8s.io";
 
 /// One right that the author of an object must have. What it is on is written in CEL, in which `variables.spec` is the
 /// object's spec, `{}` where it has none.
@@ -46,19 +47,57 @@ struct Check {
 const CHECK: Check =
     Check { unless: None, verb: "", group: "", resource: "", what: "", namespace: HERE, name: None, because: "" };
 
-/// All policies and their bindings, each with the name of its file. The operator runs as this `ServiceAccount`.
-pub fn objects(namespace: &str, account: &str) -> Vec<(String, Value)> {
-    let authors = KINDS.iter().filter_map(|kind| Some((kind.controller, authors(kind)?)));
-    let mut objects: Vec<_> = authors.flat_map(|(name, spec)| with_binding(name, spec, None)).collect();
+/// A policy and its binding, as shipped.
+pub struct Shipped {
+    /// Name of the policy, without what an installation puts before it.
+    pub name: String,
+    /// The policy.
+    pub policy: ValidatingAdmissionPolicy,
+    /// Its binding.
+    pub binding: ValidatingAdmissionPolicyBinding,
+}
+
+/// Names of all policies, without what an installation puts before them.
+pub fn names() -> Vec<String> {
+    let kinds = KINDS.iter().filter(|kind| compares(kind)).map(|kind| kind.controller);
+    kinds.chain([OPERATOR]).map(policy_name).collect()
+}
+
+/// Name of the binding of the policy of this name.
+pub fn binding_name(policy: &str) -> String {
+    format!("{policy}binding")
+}
+
+/// Name of the policy for the authors of a kind.
+pub fn policy_name(controller: &str) -> String {
+    format!("{controller}-policy")
+}
+
+/// Every policy and its binding.
+pub fn shipped() -> Vec<Shipped> {
+    all(&ParamRef::default())
+}
+
+const OPERATOR: &str = "operator";
+
+fn all(params: &ParamRef) -> Vec<Shipped> {
     let params = ParamRef {
-        name: Some(account.into()),
-        namespace: Some(namespace.into()),
         // Without the account there is nobody to be bound, and everybody else is to go on.
         parameter_not_found_action: Some("Allow".into()),
-        ..ParamRef::default()
+        ..params.clone()
     };
-    objects.extend(with_binding("operator", operator(), Some(params)));
-    objects
+    let authors = KINDS.iter().filter_map(|kind| Some(with_binding(kind.controller, authors(kind)?, None)));
+    authors.chain([with_binding(OPERATOR, operator(), Some(params))]).collect()
+}
+
+/// All policies and their bindings, each with the name of its file. The operator runs as this `ServiceAccount`.
+pub fn objects(namespace: &str, account: &str) -> Vec<(String, Value)> {
+    let params = ParamRef { name: Some(account.into()), namespace: Some(namespace.into()), ..ParamRef::default() };
+    let files = all(&params).into_iter().flat_map(|Shipped { name, policy, binding }| {
+        let name = name.replace('-', "_");
+        [file(&name, &policy), file(&format!("{name}_binding"), &binding)]
+    });
+    files.collect()
 }
 
 /// Whether what the operator does for an object of this kind compares with rights of its author.
@@ -78,19 +117,19 @@ pub fn kustomize_config() -> Value {
     })
 }
 
-fn with_binding(name: &str, spec: ValidatingAdmissionPolicySpec, params: Option<ParamRef>) -> [(String, Value); 2] {
-    let policy_name = format!("{name}-policy");
+fn with_binding(name: &str, spec: ValidatingAdmissionPolicySpec, params: Option<ParamRef>) -> Shipped {
+    let name = policy_name(name);
     let binding = ValidatingAdmissionPolicyBinding {
-        metadata: meta(&format!("{name}-policybinding")),
+        metadata: meta(&binding_name(&name)),
         spec: Some(ValidatingAdmissionPolicyBindingSpec {
-            policy_name: Some(policy_name.clone()),
+            policy_name: Some(name.clone()),
             param_ref: params,
             validation_actions: Some(vec!["Deny".into()]),
             ..ValidatingAdmissionPolicyBindingSpec::default()
         }),
     };
-    let policy = ValidatingAdmissionPolicy { metadata: meta(&policy_name), spec: Some(spec), status: None };
-    [file(&format!("{name}_policy"), &policy), file(&format!("{name}_policy_binding"), &binding)]
+    let policy = ValidatingAdmissionPolicy { metadata: meta(&name), spec: Some(spec), status: None };
+    Shipped { name, policy, binding }
 }
 
 /// What the authors of objects of this kind must be allowed; none where no right of Kubernetes compares.
@@ -333,20 +372,87 @@ fn operator() -> ValidatingAdmissionPolicySpec {
             "the-operator",
             "request.userInfo.username == 'system:serviceaccount:' + params.metadata.namespace + ':' + params.metadata.name",
         )]),
-        variables: Some(vec![
-            variable("metadata", "request.operation == 'CREATE' ? object.metadata : oldObject.metadata"),
-            variable("owners", &format!("[{}]", owners.join(", "))),
-        ]),
-        validations: Some(vec![Validation {
-            expression,
-            message: Some(format!("the operator may not touch this: {because}")),
-            message_expression: Some(format!(
-                "'the operator may not touch %s \"%s\" in namespace \"%s\": {because}'\
-                 .format([request.resource.resource, variables.metadata.?name.orValue(''), request.namespace])"
-            )),
-            reason: Some("Forbidden".into()),
-        }]),
+        variables: Some(
+            [
+                variable("metadata", "request.operation == 'CREATE' ? object.metadata : oldObject.metadata"),
+                variable("owners", &format!("[{}]", owners.join(", "))),
+            ]
+            .into_iter()
+            .chain(pod_variables())
+            .collect(),
+        ),
+        validations: Some(
+            std::iter::once(refused_unless(&expression, "touch", &because))
+                .chain(
+                    PODS.iter().map(|(allowed, because)| {
+                        refused_unless(&format!("!variables.runs || {allowed}"), "run", because)
+                    }),
+                )
+                .collect(),
+        ),
         ..ValidatingAdmissionPolicySpec::default()
+    }
+}
+
+/// What the operator may run: no more than it does for an `AppService` or a `MyApp`, so that its token is worth no more. Each
+/// with the reason. The policy sees Pods after mutation, so that what a service mesh adds must pass: an init container with
+/// capabilities, a user of its own, more volumes. Which `ServiceAccount` a Deployment names is its author's to say.
+const PODS: &[(&str, &str)] = &[
+    (
+        "(!(request.namespace in ['kube-system', 'kube-public', 'kube-node-lease']) \
+         && request.namespace != params.metadata.namespace)",
+        "it runs nothing in kube-system, kube-public, kube-node-lease and its own namespace",
+    ),
+    (
+        "!['hostNetwork', 'hostPID', 'hostIPC'].exists(field, field in variables.pod && variables.pod[field])",
+        "it runs no Pod with hostNetwork, hostPID or hostIPC",
+    ),
+    (
+        "!variables.pod.?volumes.orValue([]).exists(volume, has(volume.hostPath))",
+        "it runs no Pod with a hostPath volume",
+    ),
+    (
+        "!variables.containers.exists(container, container.?ports.orValue([]).exists(port, \
+         port.?hostPort.orValue(0) != 0))",
+        "it runs no Pod with a hostPort",
+    ),
+    (
+        "!variables.containers.exists(container, container.?securityContext.?privileged.orValue(false))",
+        "it runs no privileged container",
+    ),
+    (
+        "request.resource.resource != 'pods' || variables.pod.?serviceAccountName.orValue('default') == 'default'",
+        "it makes a Pod with the ServiceAccount default only",
+    ),
+];
+
+/// The Pod that a write asks for, if it is another one than before: metadata and status of what is there may change, and a
+/// Deployment may be scaled.
+fn pod_variables() -> [Variable; 4] {
+    let pod = |object: &str| {
+        format!("request.resource.resource == 'pods' ? dyn({object}).spec : dyn({object}).spec.template.spec")
+    };
+    [
+        variable("pod", &pod("object")),
+        variable("podBefore", &pod("oldObject")),
+        variable("containers", "variables.pod.containers + variables.pod.?initContainers.orValue([])"),
+        variable(
+            "runs",
+            "request.operation != 'DELETE' && request.resource.resource in ['pods', 'deployments'] \
+             && (request.operation == 'CREATE' || variables.pod != variables.podBefore)",
+        ),
+    ]
+}
+
+fn refused_unless(expression: &str, verb: &str, because: &str) -> Validation {
+    Validation {
+        expression: expression.into(),
+        message: Some(format!("the operator may not {verb} this: {because}")),
+        message_expression: Some(format!(
+            "'the operator may not {verb} %s \"%s\" in namespace \"%s\": {because}'\
+             .format([request.resource.resource, variables.metadata.?name.orValue(''), request.namespace])"
+        )),
+        reason: Some("Forbidden".into()),
     }
 }
 

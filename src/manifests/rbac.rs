@@ -9,17 +9,20 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::api::rbac::v1::{AggregationRule, ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding};
 use k8s_openapi::api::rbac::v1::{RoleRef, Subject};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::policies;
 use crate::api::kind::{Kind, Right};
-use crate::cli::LEASE;
+use crate::cli::{LEASE, POLICY_PREFIX};
 use crate::registry::{
-    self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE_VERBS, LEASES, METRICS_RIGHTS, TARGET_RIGHTS,
+    self, AGGREGATE_TO_TRACKER, CRD_VERBS, KINDS, LEASE_VERBS, LEASES, METRICS_RIGHTS, POLICY_VERBS, TARGET_RIGHTS,
+    TRACKER_ROLE_VERBS,
 };
 
 pub(super) const SERVICE_ACCOUNT: &str = "controller-manager";
 pub(super) const NAMESPACE: &str = "system";
+/// The `ClusterRole` that says what may be tracked.
+const TRACKER_ROLE: &str = "tracker-role";
 
 /// Label of the operator's `ClusterRole`: where it acts. Helm looks for it before another one is installed.
 const SCOPE: &str = "quartermaster.dev/scope";
@@ -33,7 +36,7 @@ pub fn objects() -> Vec<(String, Value)> {
         file("leader_election_role", &leader_election()),
         file("leader_election_role_binding", &leader_election_binding()),
         file("tracker_role", &tracker()),
-        file("tracker_role_binding", &cluster_binding("tracker-rolebinding", "tracker-role")),
+        file("tracker_role_binding", &cluster_binding("tracker-rolebinding", TRACKER_ROLE)),
         file("tracker_targets_role", &tracker_targets()),
         file("metrics_auth_role", &metrics_auth()),
         file("metrics_auth_role_binding", &cluster_binding("metrics-auth-rolebinding", "metrics-auth-role")),
@@ -41,6 +44,21 @@ pub fn objects() -> Vec<(String, Value)> {
     ];
     objects.extend(for_people());
     objects
+}
+
+/// Where kustomize is to put the name of the tracker role, beside the places that it knows.
+pub fn kustomize_config() -> Value {
+    let place = |group: &str, kind: &str, path: &str| json!({ "group": group, "kind": kind, "path": path });
+    json!({
+        "nameReference": [{
+            "group": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "fieldSpecs": [
+                place("rbac.authorization.k8s.io", "ClusterRole", "rules/resourceNames"),
+                place("apps", "Deployment", "spec/template/spec/containers/env/value"),
+            ],
+        }],
+    })
 }
 
 /// The roles for people.
@@ -72,6 +90,19 @@ fn manager() -> ClusterRole {
         resource_names: Some(KINDS.iter().map(Kind::crd_name).collect()),
         ..rule("apiextensions.k8s.io", &["customresourcedefinitions"], CRD_VERBS)
     });
+    // Kustomize does not put its prefix before the names in a rule.
+    let policies = policies::names().into_iter().map(|name| format!("{POLICY_PREFIX}-{name}"));
+    let policies: Vec<_> = policies.collect();
+    let bindings = policies.iter().map(|name| policies::binding_name(name)).collect();
+    for (resource, names) in
+        [("validatingadmissionpolicies", policies), ("validatingadmissionpolicybindings", bindings)]
+    {
+        rules.push(PolicyRule { resource_names: Some(names), ..rule(policies::GROUP, &[resource], POLICY_VERBS) });
+    }
+    rules.push(PolicyRule {
+        resource_names: Some(vec![TRACKER_ROLE.into()]),
+        ..rule("rbac.authorization.k8s.io", &["clusterroles"], TRACKER_ROLE_VERBS)
+    });
     let mut metadata = meta("manager-role");
     metadata.labels.get_or_insert_default().extend(labels([(SCOPE, "cluster")]));
     ClusterRole { metadata, rules: Some(rules), aggregation_rule: None }
@@ -88,7 +119,7 @@ fn leader_election() -> Role {
 fn tracker() -> ClusterRole {
     let selector = LabelSelector { match_labels: Some(labels([(AGGREGATE_TO_TRACKER, "true")])), ..Default::default() };
     ClusterRole {
-        metadata: meta("tracker-role"),
+        metadata: meta(TRACKER_ROLE),
         aggregation_rule: Some(AggregationRule { cluster_role_selectors: Some(vec![selector]) }),
         rules: None, // an apply that names them would empty them for a moment
     }

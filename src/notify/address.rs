@@ -1,12 +1,13 @@
 //! Which addresses a webhook may be at, checked when connecting: a name can resolve to anything at any time.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::iter;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-use super::resolve::Names;
+use super::resolve::{Names, Origin};
 
 /// An address that is refused, and by which rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,15 +21,30 @@ pub struct Rules {
     pub allow_loopback: bool,
     /// `--webhook-deny-cidr`.
     pub deny: Vec<IpNet>,
+    /// `--webhook-allow-port`; empty: every port.
+    pub ports: Vec<u16>,
 }
 
 /// Metadata services outside the link-local networks: all that AWS has over IPv6 (`::254` is the machine's metadata, `::23`
-/// EKS Pod Identity), Google Cloud over IPv6, Alibaba Cloud, Azure.
-const METADATA: [IpNet; 4] = [
+/// EKS Pod Identity), Google Cloud over IPv6, Alibaba Cloud, Azure, Oracle Cloud, Scaleway, and other clouds' own over IPv6.
+const METADATA: [IpNet; 9] = [
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0), 32)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254), 128)),
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(100, 100, 100, 200), 32)),
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(168, 63, 129, 16), 32)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe), 128)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 0, 192), 32)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42), 128)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1), 128)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x100, 0, 0, 0, 0, 0x100, 0x200), 128)),
+];
+/// Networks that are not the internet's: RFC 1918, RFC 6598 (shared address space, which clusters use for Pods), RFC 4193.
+const PRIVATE: [IpNet; 5] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 8)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(172, 16, 0, 0), 12)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 168, 0, 0), 16)),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(100, 64, 0, 0), 10)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7)),
 ];
 /// "This network" (RFC 1122): Linux takes 0.0.0.0 for loopback.
 const THIS_NETWORK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 8);
@@ -39,25 +55,24 @@ impl Rules {
     /// # Errors
     /// By which rule it may not.
     pub fn check(&self, address: IpAddr) -> Result<(), Refused> {
-        self.check_one(address, address)?;
-        if let IpAddr::V6(v6) = address {
-            for inner in embedded(v6) {
-                self.check_one(inner.into(), address)?;
-            }
-        }
-        Ok(())
+        with_embedded(address).into_iter().try_for_each(|one| self.check_one(one, address))
     }
 
-    /// Checks the host of a URL when it is an address: those bypass a resolver.
+    /// Checks what a URL itself tells: its port, and its host when that is an address (those bypass a resolver).
     ///
     /// # Errors
-    /// By which rule it may not be connected to.
-    pub fn check_literal(&self, url: &reqwest::Url) -> Result<(), Refused> {
-        let host = url.host_str().unwrap_or_default();
-        match host.trim_start_matches('[').trim_end_matches(']').parse() {
-            Ok(address) => self.check(address),
-            Err(_) => Ok(()),
+    /// The rule that refuses the URL.
+    pub fn check_url(&self, url: &reqwest::Url) -> Result<(), Refused> {
+        if let Some(port) = url.port_or_known_default().filter(|port| !self.allows_port(*port)) {
+            let ports: Vec<_> = self.ports.iter().map(u16::to_string).collect();
+            let ports = ports.join(",");
+            return Err(Refused(format!("port {port} is refused: it is not in --webhook-allow-port={ports}")));
         }
+        literal(url).map_or(Ok(()), |address| self.check(address))
+    }
+
+    fn allows_port(&self, port: u16) -> bool {
+        self.ports.is_empty() || self.ports.contains(&port)
     }
 
     fn check_one(&self, address: IpAddr, shown: IpAddr) -> Result<(), Refused> {
@@ -84,6 +99,27 @@ impl Rules {
             None => Ok(()),
         }
     }
+}
+
+/// Returns the host of a URL if it is an address.
+pub fn literal(url: &reqwest::Url) -> Option<IpAddr> {
+    url.host_str()?.trim_start_matches('[').trim_end_matches(']').parse().ok()
+}
+
+/// Returns whether `address`, or an IPv4 address that it carries, is loopback or of a private network. Answers from there
+/// are not quoted: a webhook must not read what only the cluster can reach.
+pub fn is_private(address: IpAddr) -> bool {
+    let private = |address: &IpAddr| address.is_loopback() || PRIVATE.iter().any(|net| net.contains(address));
+    with_embedded(address).iter().any(private)
+}
+
+/// Returns an address, and the IPv4 addresses that it carries.
+fn with_embedded(address: IpAddr) -> Vec<IpAddr> {
+    let inner = match address {
+        IpAddr::V4(_) => Vec::new(),
+        IpAddr::V6(v6) => embedded(v6),
+    };
+    iter::once(address).chain(inner.into_iter().map(IpAddr::from)).collect()
 }
 
 /// The IPv4 addresses that an IPv6 address may stand for: IPv4-mapped and -compatible (RFC 4291), NAT64 (RFC 6052) and
@@ -121,10 +157,15 @@ pub struct Checked {
 impl Resolve for Checked {
     fn resolve(&self, name: Name) -> Resolving {
         let rules = Arc::clone(&self.rules);
-        // The lookup starts here because only this task has the request's namespace.
+        // The lookup starts here because only this task has the request's origin.
+        let origin = Origin::current();
         let found = self.names.resolve(name.as_str());
         Box::pin(async move {
-            let addresses = found.await?;
+            let found = found.await;
+            let public = |addresses: &[SocketAddr]| addresses.iter().all(|address| !is_private(address.ip()));
+            // A lookup that failed tells nothing of an address.
+            origin.set_public(found.as_ref().map_or(true, |addresses| public(addresses)));
+            let addresses = found?;
             let mut refused = None;
             let mut allowed = Vec::with_capacity(addresses.len());
             for &address in &*addresses {
@@ -145,15 +186,18 @@ impl Resolve for Checked {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-    use std::net::SocketAddr;
-
     use proptest::prelude::*;
     use rstest::rstest;
 
     use super::*;
     use crate::notify::resolve::Lookup;
 
-    const ALWAYS: [&str; 12] = [
+    const ALWAYS: [&str; 17] = [
+        "fd00:c1::a9fe:a9fe",
+        "192.0.0.192",
+        "fd00:42::42",
+        "fd00:a9fe:a9fe::1",
+        "fd00:100::100:200",
         "169.254.169.254",
         "169.254.0.1",
         "169.254.255.255",
@@ -169,7 +213,7 @@ mod tests {
     ];
 
     fn open() -> Rules {
-        Rules { allow_loopback: true, deny: Vec::new() }
+        Rules { allow_loopback: true, ..Rules::default() }
     }
 
     fn forms(v4: Ipv4Addr) -> Vec<String> {
@@ -204,6 +248,8 @@ mod tests {
             "169.255.0.0",
             "1.0.0.0",
             "100.100.100.201",
+            "192.0.0.191",
+            "fd00:42::43",
         ] {
             assert_eq!(open().check(address.parse().unwrap()), Ok(()), "{address}");
         }
@@ -211,7 +257,7 @@ mod tests {
 
     #[test]
     fn so_are_they_within_ipv6() {
-        for address in ["169.254.169.254", "100.100.100.200", "168.63.129.16"] {
+        for address in ["169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192"] {
             for form in forms(address.parse().unwrap()) {
                 assert!(open().check(form.parse().unwrap()).is_err(), "{form}");
             }
@@ -235,7 +281,7 @@ mod tests {
             assert_eq!(Rules::default().check(form.parse().unwrap()), Ok(()), "{form}");
         }
         let rules =
-            Rules { allow_loopback: false, deny: vec!["10.0.0.0/8".parse().unwrap(), "fd12::/16".parse().unwrap()] };
+            Rules { deny: vec!["10.0.0.0/8".parse().unwrap(), "fd12::/16".parse().unwrap()], ..Rules::default() };
         for form in forms("10.1.2.3".parse().unwrap()).into_iter().chain(["fd12::1".into()]) {
             let refused = rules.check(form.parse().unwrap()).unwrap_err().to_string();
             assert!(refused.contains("--webhook-deny-cidr="), "{refused}");
@@ -255,13 +301,48 @@ mod tests {
     #[case("http://0/")]
     #[case("http://127.1/")]
     fn a_literal_in_the_url_is_checked_however_it_is_written(#[case] url: &str) {
-        assert!(Rules::default().check_literal(&url.parse().unwrap()).is_err());
+        assert!(Rules::default().check_url(&url.parse().unwrap()).is_err());
     }
 
     #[test]
     fn a_name_is_no_literal() {
-        assert_eq!(Rules::default().check_literal(&"http://example.test/".parse().unwrap()), Ok(()));
-        assert_eq!(Rules::default().check_literal(&"https://8.8.8.8/".parse().unwrap()), Ok(()));
+        assert_eq!(Rules::default().check_url(&"http://example.test/".parse().unwrap()), Ok(()));
+        assert_eq!(Rules::default().check_url(&"https://8.8.8.8/".parse().unwrap()), Ok(()));
+    }
+
+    #[rstest]
+    #[case("http://example.test/", false)]
+    #[case("https://example.test/", true)]
+    #[case("http://example.test:443/", true)]
+    #[case("http://example.test:8443/", true)]
+    #[case("https://example.test:6443/", false)]
+    #[case("http://8.8.8.8:22/", false)]
+    fn port_is_refused_unless_it_is_listed(#[case] url: &str, #[case] allowed: bool) {
+        let rules = Rules { ports: vec![443, 8443], ..Rules::default() };
+        let verdict = rules.check_url(&url.parse().unwrap()).map_err(|refused| refused.to_string());
+        assert_eq!(verdict.is_ok(), allowed, "{verdict:?}");
+        assert!(verdict.is_ok() || verdict.unwrap_err().ends_with("--webhook-allow-port=443,8443"));
+        assert_eq!(Rules::default().check_url(&url.parse().unwrap()), Ok(()), "without a list every port is allowed");
+    }
+
+    #[test]
+    fn private_addresses_are_known_in_every_form() {
+        for v4 in
+            ["10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.0.1", "100.64.0.1", "100.127.255.255", "127.0.0.1"]
+        {
+            for form in forms(v4.parse().unwrap()) {
+                assert!(is_private(form.parse().unwrap()), "{form}");
+            }
+        }
+        for v4 in ["9.255.255.255", "172.32.0.1", "192.167.0.1", "100.63.0.1", "100.128.0.1", "8.8.8.8"] {
+            for form in forms(v4.parse().unwrap()) {
+                assert!(!is_private(form.parse().unwrap()), "{form}");
+            }
+        }
+        for address in ["::1", "fc00::1", "fd12:3456::1"] {
+            assert!(is_private(address.parse().unwrap()), "{address}");
+        }
+        assert!(!is_private("2001:db8::1".parse().unwrap()));
     }
 
     #[tokio::test]
@@ -285,11 +366,31 @@ mod tests {
         assert_eq!(resolve(&[]).await, Ok(vec![]));
     }
 
+    #[rstest]
+    #[case::public(&["192.0.2.1", "2001:db8::1"], true)]
+    #[case::private(&["10.1.2.3"], false)]
+    #[case::both(&["192.0.2.1", "10.1.2.3"], false)]
+    #[tokio::test]
+    async fn request_is_public_if_every_address_of_its_name_is(#[case] addresses: &[&str], #[case] public: bool) {
+        let addresses: Vec<SocketAddr> =
+            addresses.iter().map(|address| SocketAddr::new(address.parse().unwrap(), 0)).collect();
+        let lookup: Lookup = Arc::new(move |_| {
+            let addresses = addresses.clone();
+            Box::pin(async move { Ok(addresses) })
+        });
+        let checked = Checked { rules: Arc::new(Rules::default()), names: Names::new(lookup) };
+        let origin = Origin::new("team");
+        assert!(!origin.is_public(), "before the lookup nothing is known");
+        let found = origin.run(async { checked.resolve("receiver.test".parse().unwrap()).await }).await;
+        assert!(found.is_ok());
+        assert_eq!(origin.is_public(), public);
+    }
+
     proptest! {
         #[test]
         fn every_form_of_an_address_has_its_verdict(bits: u32, allow_loopback: bool) {
             let v4 = Ipv4Addr::from(bits);
-            let rules = Rules { allow_loopback, deny: vec!["128.0.0.0/2".parse().unwrap()] };
+            let rules = Rules { allow_loopback, deny: vec!["128.0.0.0/2".parse().unwrap()], ..Rules::default() };
             let verdict = rules.check(v4.into()).is_ok();
             for form in [
                 v4.to_ipv6_mapped(),

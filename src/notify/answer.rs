@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::address::Refused;
+use super::message::leaves_line;
 use super::{Failure, LONGEST_PAUSE, Refusal};
 
 /// As much of an answer is read.
@@ -102,8 +103,7 @@ impl Secrets {
             return "(not shown)".into();
         }
         let text = self.redact(&String::from_utf8_lossy(body));
-        let text: String =
-            text.chars().map(|char| if char.is_control() || turns_text(char) { ' ' } else { char }).collect();
+        let text = text.replace(leaves_line, " ");
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         match text.char_indices().nth(QUOTED) {
             Some((end, _)) => format!("{}…", &text[..end]),
@@ -137,11 +137,6 @@ impl Secrets {
         };
         Failure::Retry { message, after: None }
     }
-}
-
-/// Unicode's marks of direction: text after them is not shown as it is written.
-fn turns_text(char: char) -> bool {
-    matches!(char, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// `text` with its percent-encoding undone; none if it has none or is no text then.

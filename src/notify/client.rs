@@ -8,13 +8,13 @@ use std::time::Duration;
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 
-use super::address::{Checked, Rules};
+use super::address::{Checked, Rules, is_private, literal};
 use super::message::{self, Limit};
 use super::pace::{Limits, Pace};
-use super::resolve::{Dns, Lookup, Names, on_behalf_of};
+use super::resolve::{Dns, Lookup, Names, Origin};
 use super::telegram::{self, Chat};
 use super::webhook::event::Event;
-use super::webhook::{self, Hook, Tls};
+use super::webhook::{self, Hook, Quote, Tls};
 use super::{Content, Endpoint, Failure, Refusal, SendError, Sent, Transport};
 use crate::cli::Timings;
 
@@ -34,6 +34,10 @@ pub struct Config {
     pub allow_loopback: bool,
     /// `--webhook-deny-cidr`.
     pub deny_cidrs: Vec<IpNet>,
+    /// `--webhook-allow-port`; empty: every port.
+    pub allow_ports: Vec<u16>,
+    /// `--webhook-quote-private`.
+    pub quote_private: bool,
     /// What one attempt may take, to the end of the answer.
     pub attempt_timeout: Duration,
     /// A webhook's `Retry-After` is honoured up to here. Telegram's is without bound.
@@ -55,6 +59,8 @@ impl Default for Config {
             webhook_proxy: None,
             allow_loopback: false,
             deny_cidrs: Vec::new(),
+            allow_ports: Vec::new(),
+            quote_private: false,
             attempt_timeout: timings.send_timeout,
             retry_after_cap: timings.retry_after_max,
             pace: Limits::default(),
@@ -70,6 +76,7 @@ pub struct Sender {
     telegram_api: reqwest::Url,
     proxy: Option<reqwest::Proxy>,
     rules: Arc<Rules>,
+    quote_private: bool,
     names: Names,
     held: Held,
     attempt_timeout: Duration,
@@ -108,7 +115,12 @@ impl Sender {
             cluster: config.cluster_name,
             telegram_api,
             proxy,
-            rules: Arc::new(Rules { allow_loopback: config.allow_loopback, deny: config.deny_cidrs }),
+            rules: Arc::new(Rules {
+                allow_loopback: config.allow_loopback,
+                deny: config.deny_cidrs,
+                ports: config.allow_ports,
+            }),
+            quote_private: config.quote_private,
             names: Names::new(config.lookup),
             held: config.held,
             attempt_timeout: config.attempt_timeout,
@@ -147,7 +159,7 @@ impl Sender {
         let event = Event::render(hook, content, self.cluster.as_deref(), plain);
         let taken = event.taken;
         let failed = |failure| SendError::new(failure, taken);
-        self.rules.check_literal(&hook.url).map_err(|refused| {
+        self.rules.check_url(&hook.url).map_err(|refused| {
             failed(Failure::Refused { reason: Refusal::AddressRefused, message: refused.to_string() })
         })?;
         let shared;
@@ -159,14 +171,23 @@ impl Sender {
             None => once(&self.webhook, || self.webhook_client().build()).map_err(failed)?,
         };
         let held = || self.check_held();
+        let origin = Origin::new(content.namespace());
+        origin.set_public(self.proxy.is_none() && literal(&hook.url).is_some_and(|address| !is_private(address)));
         let call = webhook::Call {
             client,
             timeout: hook.timeout.unwrap_or(self.attempt_timeout),
             retry_after_cap: self.retry_after_cap,
             held: &held,
             names: &self.names,
+            origin: &origin,
+            quote: match (self.quote_private, &self.proxy) {
+                (true, _) => Quote::Every,
+                (false, None) => Quote::Public,
+                // The proxy resolves the name, so the operator does not know the address.
+                (false, Some(_)) => Quote::None,
+            },
         };
-        on_behalf_of(content.namespace(), call.send(hook, event)).await.map_err(failed)
+        origin.run(call.send(hook, event)).await.map_err(failed)
     }
 
     fn check_held(&self) -> Result<(), Failure> {

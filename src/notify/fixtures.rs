@@ -14,6 +14,7 @@ pub(crate) fn item(action: Action, value: Option<&str>, previous: Option<Entry>)
         time: "2026-01-02T03:04:05Z".parse().ok().map(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time),
         action,
         value: value.map(Into::into),
+        display_value: None,
         missing: false,
         cut: None,
         id: Some("e1".into()),

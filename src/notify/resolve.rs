@@ -6,6 +6,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -43,24 +44,26 @@ const ADDRESSES: usize = 32;
 pub struct Dns {
     /// The file that names the servers, usually `/etc/resolv.conf`.
     pub resolv_conf: PathBuf,
+    /// The file of names that need no lookup, usually `/etc/hosts`.
+    pub hosts: PathBuf,
     /// The port of the servers, usually 53.
     pub port: u16,
 }
 
 impl Default for Dns {
     fn default() -> Self {
-        Self { resolv_conf: "/etc/resolv.conf".into(), port: 53 }
+        Self { resolv_conf: "/etc/resolv.conf".into(), hosts: "/etc/hosts".into(), port: 53 }
     }
 }
 
 impl Dns {
-    /// Returns a lookup in `/etc/hosts`, then in DNS. Each lookup reads both files, so changes of them apply at once.
+    /// Returns a lookup in the hosts file, then in DNS. Each lookup reads both files, so changes of them apply at once.
     pub fn lookup(self) -> Lookup {
         let dns = Arc::new(self);
         Arc::new(move |name| {
             let dns = Arc::clone(&dns);
             Box::pin(async move {
-                let found = match in_hosts(&read(Path::new("/etc/hosts")).await?, &name) {
+                let found = match in_hosts(&read(&dns.hosts).await?, &name) {
                     found if found.is_empty() => dns.query(&name).await?,
                     found => found,
                 };
@@ -157,14 +160,43 @@ struct State {
 }
 
 tokio::task_local! {
-    /// The namespace of the contact point whose request runs in this task.
-    static NAMESPACE: Arc<str>;
+    /// Origin of the request that runs in this task.
+    static ORIGIN: Origin;
 }
 
-/// Runs `request` on behalf of a contact point of `namespace`: HTTP clients are shared and look names up only when they
-/// connect, which they do in the task of the request.
-pub async fn on_behalf_of<F: Future>(namespace: &str, request: F) -> F::Output {
-    NAMESPACE.scope(namespace.into(), request).await
+/// Contact point's side of a request. HTTP clients are shared and look names up only when they connect, which they do in
+/// the task of the request. Clones share what is learnt of the endpoint.
+#[derive(Clone, Default)]
+pub struct Origin {
+    namespace: Arc<str>,
+    public: Arc<AtomicBool>,
+}
+
+impl Origin {
+    /// Creates the origin of one request of a contact point in `namespace`.
+    pub fn new(namespace: &str) -> Self {
+        Self { namespace: namespace.into(), public: Arc::default() }
+    }
+
+    /// Returns the origin of the request that runs in this task.
+    pub fn current() -> Self {
+        ORIGIN.try_with(Self::clone).unwrap_or_default()
+    }
+
+    /// Runs `request` with this origin.
+    pub async fn run<F: Future>(&self, request: F) -> F::Output {
+        ORIGIN.scope(self.clone(), request).await
+    }
+
+    /// Records whether the request reaches public addresses only.
+    pub fn set_public(&self, public: bool) {
+        self.public.store(public, Ordering::Relaxed);
+    }
+
+    /// Returns whether the request is known to reach public addresses only.
+    pub fn is_public(&self) -> bool {
+        self.public.load(Ordering::Relaxed)
+    }
 }
 
 impl Names {
@@ -175,7 +207,7 @@ impl Names {
 
     /// Returns the addresses of `name`, looked up on behalf of the task's namespace.
     pub fn resolve(&self, name: &str) -> impl Future<Output = io::Result<Arc<[SocketAddr]>>> + Send + use<> {
-        let namespace = NAMESPACE.try_with(Arc::clone).unwrap_or_default();
+        let namespace = Origin::current().namespace;
         let (names, name) = (self.clone(), name.to_owned());
         async move {
             let known = names.state().known_or_running(&name);

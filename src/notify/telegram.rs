@@ -33,13 +33,15 @@ pub enum BadToken {
     #[error("the token begins or ends with a space or a newline; make the Secret with `printf` or `echo -n`")]
     Padded,
     /// Anything else.
-    #[error("the token does not have the shape that BotFather gives it: digits, a colon, then letters and digits")]
+    #[error(
+        "the token does not have the shape that BotFather gives it: digits, a colon, then letters, digits, _ and -"
+    )]
     Shape,
 }
 
 impl Chat {
     /// A chat from the bytes of a Secret. Nothing is asked of the token's length: the documents' example is shorter than
-    /// a real one.
+    /// a real one. The alphabet keeps other Secrets, which a key may name by mistake or on purpose, from being sent.
     ///
     /// # Errors
     /// Why they are no token.
@@ -50,8 +52,8 @@ impl Chat {
         }
         let (bot, secret) = token.split_once(':').ok_or(BadToken::Shape)?;
         let digits = !bot.is_empty() && bot.bytes().all(|byte| byte.is_ascii_digit());
-        let plain = |char: char| !char.is_whitespace() && !char.is_control() && char != '/' && char != '\\';
-        if !digits || secret.is_empty() || !secret.chars().all(plain) {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+        if !digits || secret.is_empty() || !secret.bytes().all(plain) {
             return Err(BadToken::Shape);
         }
         Ok(Self { token: token.into(), key: Sha256::digest(token).into(), to: chat, thread, silent })

@@ -1,5 +1,6 @@
 //! Every write to Kubernetes. Nothing is sent that would change nothing: callers compare first.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
@@ -11,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::cache::strip;
+use super::client;
 use super::reconciler::is_replaced;
 
 /// Writes `status` as computed from `object`: refused with 409 when the object has changed since, so that nothing
@@ -48,16 +50,21 @@ fn take_away(before: &Value, after: &mut Value) {
     }
 }
 
-/// Sets one annotation of `object`, or takes it away: refused with 409 when the object has changed since, so that the
+/// Sets annotations of `object`, or removes those without a value: refused with 409 when the object has changed since, so that the
 /// answer shows nothing that its reader has not yet looked at. Gives the object as it then is.
 ///
 /// # Errors
 /// What the apiserver answers, 409 and 404 among it.
-pub async fn annotate<K>(api: &Api<K>, manager: &str, object: &K, name: &str, value: Option<&str>) -> kube::Result<K>
+pub async fn annotate<K>(
+    api: &Api<K>,
+    manager: &str,
+    object: &K,
+    annotations: &BTreeMap<&str, Option<&str>>,
+) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    let mut written = metadata(api, manager, object, json!({ "annotations": { name: value } })).await?;
+    let mut written = metadata(api, manager, object, json!({ "annotations": annotations })).await?;
     strip(&mut written);
     Ok(written)
 }
@@ -94,7 +101,7 @@ pub fn is_denied(said: &Status) -> bool {
 /// Returns whether the apiserver refused a write because of this object, or because an admission webhook failed on it:
 /// other objects may still be written. 401, and 403 for a missing permission, concern the operator itself; 409 and 429 are
 /// temporary.
-pub fn is_rejected(said: &Status) -> bool {
+fn is_rejected(said: &Status) -> bool {
     match said.code {
         _ if is_replaced(said) => false,
         403 if said.message.contains(" cannot patch resource ") => false,
@@ -102,6 +109,22 @@ pub fn is_rejected(said: &Status) -> bool {
         400..=499 => true,
         500 => said.message.contains("failed calling webhook"),
         _ => false,
+    }
+}
+
+/// Returns the status code and message of a write that failed because of this object, by [`is_rejected`]. A write that
+/// gets no answer in time counts as one, with code 504: an admission webhook may take as long as the operator waits. While
+/// the apiserver `is_out`, no answer says anything about the object.
+pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
+    match error {
+        kube::Error::Api(said) if is_rejected(said) || (said.code == 504 && !is_out) => {
+            Some((said.code, said.message.clone()))
+        }
+        error if !is_out => {
+            let message = client::timed_out(error)?;
+            Some((504, format!("{message}: an admission webhook may hang")))
+        }
+        _ => None,
     }
 }
 
@@ -241,6 +264,20 @@ mod tests {
             500,
             "Internal error occurred: failed calling webhook \"a.example.com\": failed to call webhook"
         ));
+    }
+
+    #[test]
+    fn a_write_without_an_answer_is_about_the_object_unless_the_apiserver_is_out() {
+        let hangs = || kube::Error::Service(Box::new(client::Refused::Timeout(std::time::Duration::from_secs(30))));
+        let late = json!({ "status": "Failure", "message": "Timeout: request did not complete", "reason": "Timeout", "code": 504 });
+        let late = || kube::Error::Api(Box::new(serde_json::from_value(late.clone()).unwrap()));
+        for error in [hangs(), late()] {
+            assert_eq!(rejection(&error, false).unwrap().0, 504);
+            assert_eq!(rejection(&error, true), None);
+        }
+        assert!(rejection(&hangs(), false).unwrap().1.starts_with("the apiserver did not answer within 30s"));
+        let not_leading = kube::Error::Service(Box::new(client::Refused::NotLeading));
+        assert_eq!(rejection(&not_leading, false), None);
     }
 
     /// RFC 7386, as the apiserver does it.

@@ -1,7 +1,10 @@
 //! Availability of the apiserver. Failed requests raise the suspicion of an outage; small requests confirm it and
 //! detect its end, so that failed reconciles need not wait out a backoff that grew while nothing could succeed.
+//!
+//! An apiserver that stores nothing (etcd is out of space) answers these requests. Failed writes show that, and the first
+//! write that succeeds ends it: each controller then retries one object every few seconds.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,6 +19,9 @@ const PROBE_PERIOD: Duration = Duration::from_secs(3);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// `/readyz` includes etcd, but is exempt from priority and fairness; `/version` is not.
 const PROBES: [&str; 2] = ["/readyz", "/version"];
+
+/// Number of reconciles whose writes failed in a row, with no successful write between them, that make an outage.
+const FAILED_WRITES: u32 = 3;
 
 /// Longest `Retry-After` that the operator honours.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
@@ -34,6 +40,10 @@ struct Inner {
     suspected: Notify,
     /// An outage is confirmed and has not ended.
     out: AtomicBool,
+    /// Number of reconciles whose writes failed since the last successful write.
+    failed_writes: AtomicU32,
+    /// The apiserver answers reads and stores no write.
+    stores_nothing: AtomicBool,
     /// Number of outages that have ended.
     returns: watch::Sender<u64>,
     /// Instant until which the apiserver asked for a pause last.
@@ -42,7 +52,14 @@ struct Inner {
 
 impl Availability {
     /// Records how a request ended: with the status `code`, or without an answer, and with which `Retry-After`.
-    pub(super) fn answered(&self, code: Option<u16>, retry_after: Option<Duration>) {
+    pub(super) fn answered(&self, is_write: bool, code: Option<u16>, retry_after: Option<Duration>) {
+        if is_write && code.is_some_and(|code| code < 300) {
+            self.0.failed_writes.store(0, Ordering::Release);
+            if self.0.stores_nothing.swap(false, Ordering::AcqRel) {
+                info!("apiserver stores writes again; will retry failed reconciles");
+                self.0.returns.send_modify(|returns| *returns += 1);
+            }
+        }
         if let (Some(429), Some(retry_after)) = (code, retry_after) {
             let until = Instant::now() + retry_after;
             *self.0.paused.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
@@ -50,6 +67,19 @@ impl Availability {
         if code.is_none_or(|code| code == 429 || code >= 500) {
             self.0.suspected.notify_one();
         }
+    }
+
+    /// Records that a reconcile failed because the apiserver could not store a write.
+    pub fn write_failed(&self) {
+        let count = |failed: u32| Some(failed.saturating_add(1));
+        // The closure never returns `None`.
+        let _ = self.0.failed_writes.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
+        self.0.suspected.notify_one();
+    }
+
+    /// Returns whether the apiserver answers reads and stores no write.
+    pub fn stores_nothing(&self) -> bool {
+        self.0.stores_nothing.load(Ordering::Acquire)
     }
 
     /// Returns the instant until which the apiserver asked for a pause last, by the `Retry-After` of a 429.
@@ -73,6 +103,12 @@ impl Availability {
         *self.0.returns.borrow()
     }
 
+    /// Begins an outage of writes alone.
+    #[cfg(test)]
+    pub fn store_nothing(&self) {
+        self.0.stores_nothing.store(true, Ordering::Release);
+    }
+
     /// Ends an outage.
     #[cfg(test)]
     pub fn come_back(&self) {
@@ -91,7 +127,13 @@ impl Availability {
                 }
                 info!("apiserver is back; will retry failed reconciles");
                 self.0.out.store(false, Ordering::Release);
+                self.0.failed_writes.store(0, Ordering::Release);
+                self.0.stores_nothing.store(false, Ordering::Release);
                 self.0.returns.send_modify(|returns| *returns += 1);
+            }
+            let fails = self.0.failed_writes.load(Ordering::Acquire) >= FAILED_WRITES;
+            if fails && !self.0.stores_nothing.swap(true, Ordering::AcqRel) {
+                warn!("apiserver stores no writes; will retry one object at a time until a write succeeds");
             }
             // A problem of some requests alone, such as an admission webhook's, raises the suspicion again and again.
             sleep(PROBE_PERIOD).await;

@@ -7,7 +7,6 @@
 //! Drift is judged by values. The operator keeps a digest of the values that the apiserver returned for the fields of
 //! the desired state, whatever admission and defaults made of them; a child has drifted when those values differ.
 
-use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -23,13 +22,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
-use self::pacer::Pacer;
+use self::pacer::{Basis, Pacer};
 pub use self::trouble::Trouble;
 pub use self::whole::Child;
-use super::drift::{Advice, Correction, Drift};
+use super::drift::{Advice, Correction, Drift, Taken};
 use super::events::Events;
-use super::fields::{self, Path, Projection};
-use super::managed_fields::{self, Taken};
+use super::fields::{self, Projection};
+use super::managed_fields;
 use super::manager::Manager;
 use super::owners::Owners;
 use super::ownership::{Claim, OWNER_UID, Owner, owner_of};
@@ -48,8 +47,8 @@ pub const APPLIED: &str = "quartermaster.dev/applied";
 /// How often what is found is looked at once more, because it came or went in between.
 const TRIES: usize = 3;
 
-/// Annotations of the Deployment controller, which report its work and configure nothing.
-const REPORTED: &str = "deployment.kubernetes.io/";
+/// Beginning of the names of the operator's annotations.
+const OURS: &str = "quartermaster.dev/";
 
 /// Writer of children, with its Events and metrics.
 #[derive(Clone)]
@@ -101,12 +100,27 @@ pub struct Children<K, S> {
     client: Client,
     manager: &'static str,
     report: fn(&K) -> S,
-    lost: fn(&K, &K) -> bool,
-    wake: Box<dyn Fn(&Key) + Send + Sync>,
+    quirks: Quirks<K>,
+    wake: Arc<dyn Fn(&Key) + Send + Sync>,
     wanted: Arc<SetOnce<()>>,
     seen: Seen<S>,
     drift: Drift,
     unconfirmed: Pacer,
+}
+
+/// Properties of a kind that its own code knows.
+pub struct Quirks<K> {
+    /// Returns whether the apiserver answered an apply of the first object with something else, the second. It is then
+    /// applied again.
+    pub lost: fn(&K, &K) -> bool,
+    /// Removes from a desired object what the live object holds, and the apiserver would give no second object.
+    pub release: fn(&mut K, &K),
+}
+
+impl<K> Default for Quirks<K> {
+    fn default() -> Self {
+        Self { lost: |_, _| false, release: |_, _| () }
+    }
 }
 
 impl<K: ChildKind, S: Report> Children<K, S> {
@@ -118,16 +132,15 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         report: fn(&K) -> S,
         wake: impl Fn(&Key) + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Self::that_may_lose(manager, writer, report, |_, _| false, wake)
+        Self::with_quirks(manager, writer, report, Quirks::default(), wake)
     }
 
-    /// The same of a kind of which the apiserver may answer an apply with something else: `lost` says so of what was sent and
-    /// what there is. It is then applied again.
-    pub fn that_may_lose(
+    /// Creates the children of `writer` of a kind with properties of its own.
+    pub fn with_quirks(
         manager: &mut Manager,
         writer: &Writer,
         report: fn(&K) -> S,
-        lost: fn(&K, &K) -> bool,
+        quirks: Quirks<K>,
         wake: impl Fn(&Key) + Send + Sync + 'static,
     ) -> Arc<Self> {
         let places = manager.scope.places::<K>(&manager.client);
@@ -136,12 +149,12 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             client: manager.client.clone(),
             manager: writer.manager,
             report,
-            lost,
-            wake: Box::new(wake),
+            quirks,
+            wake: Arc::new(wake),
             wanted: Arc::default(),
             seen: Seen::new(unlisted, manager.config.timings.resync),
             drift: Drift::new(&manager.config.timings, writer.events.clone(), writer.corrected.clone(), writer.advice),
-            unconfirmed: Pacer::default(),
+            unconfirmed: Pacer::new(manager.config.timings.confirmation_period),
         });
         let ours = manager.others.clone().labels(OWNER_UID);
         manager.look(places, &ours, &children.wanted, &children);
@@ -168,6 +181,9 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// Has the child be as `desired`, which is marked as the owner's here. `owners` are all of its kind. The fields at the paths
     /// of `left`, in the form of `managedFields`, are not ours any more and keep the value that they have.
     ///
+    /// A child whose state this process has not confirmed, and for which nobody has asked for anything since, may wait for
+    /// its turn: this wakes the owner then.
+    ///
     /// # Errors
     /// Why it is not so.
     pub async fn settle<O: ChildKind>(
@@ -182,7 +198,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let key = Key::of(&desired);
         let there = match self.seen.look(&key, &digest) {
             Look::Fine => return Ok(()),
-            Look::Other if self.drift.is_held_back(owner, &key, &digest) => return Ok(()),
+            Look::Other if self.drift.is_held_back(owner, &key, &digest) || self.waits(owner, &key) => return Ok(()),
             Look::Unknown => !owner.is_fresh(),
             // That it goes may be long ago by now.
             Look::Going | Look::Other => true,
@@ -207,12 +223,15 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let key = Key::of(&desired);
         let api = self.api(&key);
         let _asking = self.seen.asking(&key);
-        let mut correction = Changes::default();
+        // Values and `managedFields` of a child that has drifted, from before the correction.
+        let mut before = None;
         for turn in 1..=TRIES {
             let mut refused = None;
             if !there {
                 match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
+                        // A contest, and what was taken, belong to the child before.
+                        self.drift.forget(&key);
                         let values = Self::project(&created, &content);
                         self.wrote(&key, &created, digest, &values);
                         return Ok(());
@@ -244,22 +263,26 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             if live.meta().deletion_timestamp.is_some() {
                 return Err(Trouble::Going(what::<K>(&key)));
             }
+            if claim == Claim::Ours
+                && let Some(message) = owner.contest()
+                && self.seen.matched(&key, &live.uid().unwrap_or_default()).is_none()
+            {
+                self.drift.resume(owner, &key, &what::<K>(&key), &digest, message);
+            }
             let observed = Self::project(&live, &content);
             let state = self.judge(&key, &live, &observed, &content, &digest);
-            let lost = turn < TRIES && (self.lost)(&desired, &live);
-            if claim == Claim::Ours && state == State::Match && !lost && correction.is_empty() {
-                self.wrote(&key, &live, digest, &observed);
+            let lost = turn < TRIES && (self.quirks.lost)(&desired, &live);
+            if claim == Claim::Ours && state == State::Match && !lost && !self.drift.has_taken(&key) {
+                self.wrote(&key, &live, digest.clone(), &observed);
+                self.report_correction(owner, &key, &digest, before, &observed);
                 return Ok(());
             }
             let has_drifted = claim == Claim::Ours && state == State::Drift;
             if has_drifted && self.drift.is_held_back(owner, &key, &digest) {
                 return Ok(());
             }
-            if turn == 1
-                && self.seen.matched(&key, &live.uid().unwrap_or_default()).is_none()
-                && let Some(wait) = self.unconfirmed.wait(&key)
-            {
-                return Err(Trouble::Paced { what: what::<K>(&key), wait });
+            if claim == Claim::Ours && owner.is_handled() && self.must_wait(owner, &key, &live) {
+                return Ok(());
             }
             desired.meta_mut().uid = live.uid();
             // One that can never be as it is wanted is not claimed: it would go with its owner.
@@ -269,31 +292,53 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             {
                 return Err(Trouble::Refused { what: what::<K>(&key), said });
             }
-            if has_drifted && correction.before.is_none() {
-                correction.before = Some((observed, managed(&live).to_vec()));
+            if has_drifted && before.is_none() {
+                before = Some((observed, managed(&live).to_vec()));
             }
             let owned = self.own(&api, owner, &claim, live, whole, left, has_drifted).await?;
             match Self::sent(&key, apply::apply(&api, self.manager, &desired).await) {
-                Ok(applied) if turn < TRIES && (self.lost)(&desired, &applied) => {}
+                Ok(applied) if turn < TRIES && (self.quirks.lost)(&desired, &applied) => {}
                 Ok(applied) => {
                     let values = Self::project(&applied, &content);
                     self.wrote(&key, &applied, digest.clone(), &values);
-                    self.report_correction(owner, &key, &digest, correction, &values);
+                    self.report_correction(owner, &key, &digest, before, &values);
                     return Ok(());
                 }
-                Err(trouble) if turn < TRIES => match self.rivals(&api, &desired, &owned, whole, &trouble).await? {
-                    Some(taken) => {
-                        let entries = json!({ "managedFields": taken.entries });
-                        Self::sent(&key, apply::metadata(&api, self.manager, &owned, entries).await)?;
-                        correction.fields.extend(taken.fields);
-                        correction.managers.extend(taken.managers);
-                    }
-                    None => return Err(trouble),
-                },
+                Err(trouble) if turn < TRIES => {
+                    let Some(taken) = self.rivals(&api, &desired, &owned, whole, &trouble).await? else {
+                        if trouble.fields().is_some() && Self::has_changed(&api, &key, &owned).await? {
+                            continue;
+                        }
+                        return Err(trouble);
+                    };
+                    let entries = json!({ "managedFields": taken.entries });
+                    Self::sent(&key, apply::metadata(&api, self.manager, &owned, entries).await)?;
+                    self.drift.took(&key, taken.taken);
+                }
                 Err(trouble) => return Err(trouble),
             }
         }
         Err(Trouble::Going(what::<K>(&key)))
+    }
+
+    /// Returns whether another client has written the child since it was read: what that client holds is not known yet.
+    async fn has_changed(api: &Api<K>, key: &Key, read: &K) -> Result<bool, Trouble> {
+        let newest = Self::sent(key, api.get_opt(&key.name).await)?;
+        Ok(newest.and_then(|newest| newest.resource_version()) != read.resource_version())
+    }
+
+    /// Returns whether the child waits for its turn to be written, as far as is known without asking.
+    fn waits(&self, owner: &Owner, key: &Key) -> bool {
+        self.seen.known(key).is_some_and(|known| self.unconfirmed.waits(key, &basis(owner, known.print)))
+    }
+
+    /// Returns whether a child without a confirmed state must wait for its turn to be written.
+    fn must_wait(&self, owner: &Owner, key: &Key, live: &K) -> bool {
+        if self.seen.matched(key, &live.uid().unwrap_or_default()).is_some() {
+            return false;
+        }
+        let (wake, of) = (Arc::clone(&self.wake), Key::new(owner.namespace(), owner.name()));
+        self.unconfirmed.must_wait(key, basis(owner, self.print(live)), move || wake(&of))
     }
 
     /// Compares a live child with its desired state.
@@ -336,7 +381,9 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         }
         if has_drifted {
             let now = entries.as_deref().unwrap_or_else(|| managed(&live));
-            let renumbered = managed_fields::renumbered(now, self.manager, &Self::content(&live), whole);
+            let matched = self.seen.matched(&Key::of(&live), &live.uid().unwrap_or_default());
+            let is_alone = matched.is_some_and(|matched| !matched.has_foreign_ports);
+            let renumbered = managed_fields::renumbered(now, self.manager, &Self::content(&live), whole, is_alone);
             if let Some(taken) = managed_fields::taken(now, self.manager, &renumbered) {
                 entries = Some(taken.entries);
             }
@@ -355,14 +402,17 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         live: &K,
         whole: &Value,
         trouble: &Trouble,
-    ) -> Result<Option<Taken>, Trouble> {
+    ) -> Result<Option<managed_fields::Transfer>, Trouble> {
         let Some(refused) = trouble.fields() else { return Ok(None) };
         let object = Self::content(live);
         let rivals = |field: &String| managed_fields::rivals(managed(live), self.manager, &object, whole, field);
         let rivals = refused.iter().flat_map(rivals).collect();
         let Some(taken) = managed_fields::taken(managed(live), self.manager, &rivals) else { return Ok(None) };
         let key = Key::of(desired);
-        match Self::sent(&key, apply::try_create(api, self.manager, &Self::alone(desired, live)).await) {
+        let mut alone = desired.clone();
+        alone.meta_mut().uid = None;
+        (self.quirks.release)(&mut alone, live);
+        match Self::sent(&key, apply::try_create(api, self.manager, &alone).await) {
             Ok(()) => Ok(Some(taken)),
             // The object alone may have another problem, such as a node port that another Service holds.
             Err(Trouble::Refused { what, said }) if said.code == 422 => {
@@ -377,29 +427,16 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         }
     }
 
-    /// Returns the desired state as a new object. The node ports that the live child holds are left out, because the
-    /// apiserver would find them taken.
-    fn alone(desired: &K, live: &K) -> K {
-        let live = Self::content(live);
-        let ports = live.pointer("/spec/ports").and_then(Value::as_array);
-        let held: Vec<&Value> = ports.into_iter().flatten().filter_map(|port| port.get("nodePort")).collect();
-        // Serialization cannot fail: the object is sent as JSON.
-        let mut alone = serde_json::to_value(desired).unwrap_or_default();
-        for port in alone.pointer_mut("/spec/ports").and_then(Value::as_array_mut).into_iter().flatten() {
-            if port.get("nodePort").is_some_and(|port| held.contains(&port))
-                && let Some(port) = port.as_object_mut()
-            {
-                port.remove("nodePort");
-            }
-        }
-        let mut alone: K = serde_json::from_value(alone).unwrap_or_else(|_| desired.clone());
-        alone.meta_mut().uid = None;
-        alone
-    }
-
-    fn report_correction(&self, owner: &Owner, key: &Key, digest: &str, changes: Changes, after: &Projection) {
-        let Changes { before, fields: taken, mut managers } = changes;
-        let mut changed: Vec<Path> = Vec::new();
+    fn report_correction(
+        &self,
+        owner: &Owner,
+        key: &Key,
+        digest: &str,
+        before: Option<(Projection, Vec<ManagedFieldsEntry>)>,
+        after: &Projection,
+    ) {
+        let Taken { fields: taken, mut managers } = self.drift.reported(key);
+        let mut changed = Vec::new();
         if let Some((observed, managed)) = before {
             changed = observed.differences(after);
             managers.extend(managed_fields::last_writer(&managed, self.manager, &changed).map(str::to_owned));
@@ -485,9 +522,11 @@ impl<K: ChildKind, S: Report> Children<K, S> {
 
     /// Records a child that was written or found and matches its desired state, unless newer state is known.
     fn wrote(&self, key: &Key, object: &K, desired: String, values: &Projection) {
+        self.unconfirmed.forget(key);
         let known = self.known(object);
         let owner = known.owner.clone();
-        if !self.seen.wrote(key, known, Match { desired, values: values.digest() }) {
+        let matched = Match { desired, values: values.digest(), has_foreign_ports: values.has_foreign_ports() };
+        if !self.seen.wrote(key, known, matched) {
             self.tell(owner);
         }
     }
@@ -497,16 +536,20 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             uid: object.uid().unwrap_or_default(),
             version: super::version(object.meta().resource_version.as_deref()),
             owner: owner_of(object.meta()),
-            print: Self::print(object),
+            print: self.print(object),
             going: object.meta().deletion_timestamp.is_some(),
             report: (self.report)(object),
         }
     }
 
-    fn print(object: &K) -> u64 {
+    /// Returns a digest of what a change of the child is news by: agents stamp annotations and labels of their own on it.
+    fn print(&self, object: &K) -> u64 {
         let mut content = Self::content(object);
         if let Some(annotations) = content["metadata"]["annotations"].as_object_mut() {
-            annotations.retain(|name, _| !name.starts_with(REPORTED));
+            annotations.retain(|name, _| name.starts_with(OURS));
+        }
+        if let Some(labels) = content["metadata"]["labels"].as_object_mut() {
+            labels.retain(|name, _| managed_fields::may_be_ours(managed(object), self.manager, name));
         }
         if let Some(metadata) = content["metadata"].as_object_mut() {
             metadata.retain(|name, value| name != "finalizers" && value.as_object().is_none_or(|it| !it.is_empty()));
@@ -539,21 +582,8 @@ enum State {
     Other,
 }
 
-/// Changes of other managers to a child that is being corrected.
-#[derive(Default)]
-struct Changes {
-    /// Values and `managedFields` of the child before the correction.
-    before: Option<(Projection, Vec<ManagedFieldsEntry>)>,
-    /// Fields taken from other managers because the apiserver refused them beside the operator's.
-    fields: BTreeSet<Path>,
-    /// Managers that owned these fields.
-    managers: BTreeSet<String>,
-}
-
-impl Changes {
-    fn is_empty(&self) -> bool {
-        self.fields.is_empty()
-    }
+fn basis(owner: &Owner, print: u64) -> Basis {
+    Basis { print, generation: owner.generation(), requested: owner.requested().map(str::to_owned) }
 }
 
 fn managed(object: &impl Resource) -> &[ManagedFieldsEntry] {

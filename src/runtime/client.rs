@@ -57,6 +57,13 @@ pub fn is_not_leading(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Service(inner) if matches!(inner.downcast_ref(), Some(Refused::NotLeading)))
 }
 
+/// Returns the message of a request that the apiserver did not answer in time.
+pub fn timed_out(error: &kube::Error) -> Option<String> {
+    let kube::Error::Service(inner) = error else { return None };
+    let refused = inner.downcast_ref().filter(|refused| matches!(refused, Refused::Timeout(_)))?;
+    Some(refused.to_string())
+}
+
 /// Creates the main client; only requests that need no lease use another.
 ///
 /// - The client writes (any method but GET and HEAD) only while `fence` is held, which is checked until the request is
@@ -221,7 +228,11 @@ where
             // A write that the fence blocked says nothing about the apiserver.
             let held_back = fence.as_ref().is_some_and(|fence| !fence.held());
             if let Some(availability) = gate.availability.as_ref().filter(|_| code.is_some() || !held_back) {
-                availability.answered(code, result.as_ref().ok().and_then(|response| retry_after(response.headers())));
+                availability.answered(
+                    writes,
+                    code,
+                    result.as_ref().ok().and_then(|response| retry_after(response.headers())),
+                );
             }
             gate.metrics.api_request(gate.server.host(), method.as_str(), code);
             traces::answered(&asked, code);

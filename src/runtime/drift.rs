@@ -2,7 +2,7 @@
 //!
 //! Consecutive corrections of one child form an episode, reported once for each field and manager. From the third
 //! correction within the window on the child is contested: its owner's status says so, and corrections back off until
-//! they are no longer needed.
+//! they are no longer needed. The owner's status carries a contest over a restart.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ pub const CONTESTED: &str = "DriftContested";
 /// Number of corrections that makes a child contested.
 const REPEATED: usize = 3;
 /// Maximum number of Events per episode.
-const MAX_TOLD: usize = 8;
+const MAX_REPORTED: usize = 8;
 
 /// The corrections of one kind of children of one controller.
 pub struct Drift {
@@ -36,6 +36,17 @@ pub struct Drift {
     window: Duration,
     backoff: Policy,
     episodes: Mutex<HashMap<Key, Episode>>,
+    /// Fields that were taken from other managers and not reported yet: the apply that removes them may fail.
+    taken: Mutex<HashMap<Key, Taken>>,
+}
+
+/// Fields taken from other managers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// The taken fields.
+    pub fields: BTreeSet<Path>,
+    /// Managers that owned these fields.
+    pub managers: BTreeSet<String>,
 }
 
 /// Changes to make instead of editing a child, by field; the empty name is any field.
@@ -58,7 +69,8 @@ struct Episode {
     desired: (String, Option<String>),
     /// The latest corrections.
     at: VecDeque<Instant>,
-    told: BTreeSet<String>,
+    /// Managers and fields that Events have named.
+    reported: BTreeSet<String>,
     contest: Option<Contest>,
 }
 
@@ -79,11 +91,47 @@ impl Drift {
             window: timings.drift_window,
             backoff: Policy { min: timings.drift_backoff_min, max: timings.drift_backoff_max },
             episodes: Mutex::default(),
+            taken: Mutex::default(),
         }
     }
 
     fn episodes(&self) -> MutexGuard<'_, HashMap<Key, Episode>> {
         self.episodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn taken(&self) -> MutexGuard<'_, HashMap<Key, Taken>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records fields that were taken from other managers, until [`Drift::reported`].
+    pub fn took(&self, child: &Key, taken: Taken) {
+        let mut all = self.taken();
+        let all = all.entry(child.clone()).or_default();
+        all.fields.extend(taken.fields);
+        all.managers.extend(taken.managers);
+    }
+
+    /// Returns whether fields that were taken from other managers are still to be removed from the child.
+    pub fn has_taken(&self, child: &Key) -> bool {
+        self.taken().contains_key(child)
+    }
+
+    /// Returns the recorded fields, and forgets them.
+    pub fn reported(&self, child: &Key) -> Taken {
+        self.taken().remove(child).unwrap_or_default()
+    }
+
+    /// Continues a contest that the owner's status reports with this message, if it is about the child `what`: an earlier
+    /// process has corrected the child. Corrections recorded in this process stand.
+    pub fn resume(&self, owner: &Owner, child: &Key, what: &str, digest: &str, message: &str) {
+        let Some((reported, _)) = message.split_once(&format!(" of {what}, which is corrected")) else { return };
+        let now = Instant::now();
+        self.episodes().entry(child.clone()).or_insert_with(|| Episode {
+            at: [now].into(),
+            reported: [reported.to_owned()].into(),
+            contest: Some(Contest { message: message.to_owned(), delays: self.backoff.series(), next: now }),
+            ..Episode::of(owner, digest)
+        });
     }
 
     /// Returns whether a correction of the child must wait. A new desired state or reconcile request is never delayed.
@@ -137,7 +185,8 @@ impl Drift {
                 format!("{by} keeps changing {fields} of {what}, which is corrected less and less often: {advice}");
             episode.contest = Some(Contest { message, delays, next });
         }
-        let is_news = episode.told.len() < MAX_TOLD && episode.told.insert(format!("{by} {fields}"));
+        let is_news =
+            episode.reported.len() < MAX_REPORTED && episode.reported.insert(format!("{by} keeps changing {fields}"));
         drop(episodes);
         if is_news {
             let note = format!("corrected {fields} of {what}, changed by {by}: {advice}");
@@ -165,13 +214,14 @@ impl Drift {
     /// Forgets a child that is no longer desired.
     pub fn forget(&self, child: &Key) {
         self.episodes().remove(child);
+        self.taken().remove(child);
     }
 }
 
 impl Episode {
     fn of(owner: &Owner, digest: &str) -> Self {
         let desired = (digest.to_owned(), owner.requested().map(str::to_owned));
-        Self { desired, at: VecDeque::new(), told: BTreeSet::new(), contest: None }
+        Self { desired, at: VecDeque::new(), reported: BTreeSet::new(), contest: None }
     }
 
     fn is_of(&self, owner: &Owner, digest: &str) -> bool {

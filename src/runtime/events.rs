@@ -25,17 +25,17 @@ const MAX_INSTANCE: usize = 128;
 /// What the API keeps of a `generateName`, less the hyphen at its end.
 const MAX_NAME: usize = 57;
 
-/// Publishes the Events of one controller.
+/// Publishes Events.
 #[derive(Clone)]
 pub struct Events {
-    controller: Arc<str>,
+    reporter: Arc<str>,
     instance: Arc<str>,
     queue: mpsc::Sender<Box<Event>>,
 }
 
 impl Events {
-    /// A publisher whose Events name `controller` and are written by the returned future, one at a time.
-    pub fn new(client: Client, controller: &str, instance: &str) -> (Self, impl Future<Output = ()> + Send + use<>) {
+    /// A publisher whose Events name `reporter` as their source and are written by the returned future, one at a time.
+    pub fn new(client: Client, reporter: &str, instance: &str) -> (Self, impl Future<Output = ()> + Send + use<>) {
         let (queue, mut waiting) = mpsc::channel::<Box<Event>>(WAITING);
         let write = async move {
             while let Some(event) = waiting.recv().await {
@@ -53,7 +53,7 @@ impl Events {
         };
         (
             Self {
-                controller: controller.into(),
+                reporter: reporter.into(),
                 instance: instance[..instance.floor_char_boundary(MAX_INSTANCE)].into(),
                 queue,
             },
@@ -93,7 +93,7 @@ impl Events {
             note: Some(note),
             event_time: Some(MicroTime(Timestamp::now())),
             regarding: Some(regarding),
-            reporting_controller: Some(self.controller.to_string()),
+            reporting_controller: Some(self.reporter.to_string()),
             reporting_instance: Some(self.instance.to_string()),
             ..Event::default()
         };
@@ -136,7 +136,7 @@ mod tests {
                 Ok::<_, BoxError>(Response::new(Body::from(body)))
             }
         });
-        let (events, write) = Events::new(Client::new(server, "default"), "trackedfield", &"qm-0".repeat(50));
+        let (events, write) = Events::new(Client::new(server, "default"), "quartermaster", &"qm-0".repeat(50));
         publish(&events);
         let writer = tokio::spawn(write);
         let mut written = Vec::new();
@@ -160,7 +160,7 @@ mod tests {
         for (method, path, event) in &written {
             assert_eq!((method, path.as_str()), (&Method::POST, "/apis/events.k8s.io/v1/namespaces/shop/events"));
             assert_eq!(event.metadata.generate_name.as_deref(), Some("web-"));
-            assert_eq!(event.reporting_controller.as_deref(), Some("trackedfield"));
+            assert_eq!(event.reporting_controller.as_deref(), Some("quartermaster"));
             assert!(event.event_time.is_some() && event.regarding == Some(regarding("web")));
         }
         let types: Vec<_> = written.iter().map(|(_, _, event)| event.type_.clone().unwrap()).collect();

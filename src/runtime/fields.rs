@@ -20,7 +20,10 @@ const NAMED: usize = 5;
 
 /// Values of an object at some fields; null where a field is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Projection(BTreeMap<Path, Value>);
+pub struct Projection {
+    values: BTreeMap<Path, Value>,
+    has_foreign_ports: bool,
+}
 
 /// Returns an object without its status and without the fields that `managedFields` never cover.
 pub fn content(object: &Value) -> Value {
@@ -57,9 +60,9 @@ pub fn matches(object: &Value, desired: &Value, managed: &[ManagedFieldsEntry], 
             entry.manager.as_deref() != Some(manager) && tells_of_content(entry) && find(fields(entry), path).is_some()
         })
     };
-    project(object, desired, managed).0.iter().all(|(path, value)| {
-        // A missing item is a path of its own, while the desired item consists of fields.
-        let Some(wanted) = wanted.0.get(path) else { return false };
+    project(object, desired, managed).values.iter().all(|(path, value)| {
+        // A missing or repeated item is a path of its own, while the desired item consists of fields.
+        let Some(wanted) = wanted.values.get(path) else { return false };
         same(path, wanted, value) || (is_within(wanted, value) && !is_others(path))
     })
 }
@@ -68,20 +71,25 @@ impl Projection {
     /// Returns a digest of the values.
     pub fn digest(&self) -> u64 {
         let mut hash = DefaultHasher::new();
-        for (path, value) in &self.0 {
+        for (path, value) in &self.values {
             (path, value.to_string()).hash(&mut hash);
         }
         hash.finish()
+    }
+
+    /// Returns whether a container has ports beside the desired ones.
+    pub fn has_foreign_ports(&self) -> bool {
+        self.has_foreign_ports
     }
 
     /// Returns the fields whose values differ; where one side lacks a field, without the fields inside it.
     pub fn differences(&self, other: &Self) -> Vec<Path> {
         let mut differences: Vec<Path> = Vec::new();
         // A path sorts right before those inside it.
-        let all: BTreeSet<_> = self.0.keys().chain(other.0.keys()).collect();
+        let all: BTreeSet<_> = self.values.keys().chain(other.values.keys()).collect();
         for path in all {
             let is_inside = differences.last().is_some_and(|outer| path.starts_with(outer));
-            if !is_inside && self.0.get(path) != other.0.get(path) {
+            if !is_inside && self.values.get(path) != other.values.get(path) {
                 differences.push(path.clone());
             }
         }
@@ -116,9 +124,18 @@ impl Projection {
         if let Some(keys) = keys(sets) {
             for wanted in wanted {
                 let element = element(wanted, &keys, sets);
-                let live = there.iter().find(|item| is_element(&element, item));
-                self.step(path, element, live, wanted, sets);
+                let all: Vec<_> = there.iter().filter(|item| is_element(&element, item)).collect();
+                if all.len() > 1 {
+                    // The apiserver lets an update repeat an item; of two variables of one name the last one counts.
+                    path.push(element);
+                    self.set(path, json!(all));
+                    path.pop();
+                } else {
+                    self.step(path, element, all.first().copied(), wanted, sets);
+                }
             }
+            let is_wanted = |item| wanted.iter().any(|wanted| is_element(&element(wanted, &keys, sets), item));
+            self.has_foreign_ports |= keys.iter().any(|key| key == "containerPort") && !there.iter().all(is_wanted);
         } else if elements().any(|element| element.starts_with("v:")) {
             for wanted in wanted {
                 let live = there.iter().find(|item| *item == wanted);
@@ -134,7 +151,7 @@ impl Projection {
     }
 
     fn set(&mut self, path: &Path, value: Value) {
-        self.0.insert(path.clone(), value);
+        self.values.insert(path.clone(), value);
     }
 }
 

@@ -58,8 +58,8 @@ pub enum Outcome<T> {
 /// Result of one attempt to acquire or renew the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attempt {
-    /// This candidate holds the lease.
-    Held,
+    /// This candidate holds the lease, by a write that was sent at this time.
+    Held(Instant),
     /// The lease names another holder.
     HeldByAnother,
     /// The lease changed between the read and the write. This candidate may still hold the lease: a program may have
@@ -79,9 +79,23 @@ pub struct Election {
     watchdog: Watchdog,
 }
 
+/// State of the lease as far as this candidate knows it.
+#[derive(Default)]
+struct Known {
+    seen: Option<Seen>,
+    unconfirmed: Option<Unconfirmed>,
+}
+
 /// The lease as it was last seen, and when it first looked like that.
 struct Seen {
     lease: Lease,
+    at: Instant,
+}
+
+/// A write of the lease that may have been applied: no answer confirmed it. Even a 409 may be the answer to the same write,
+/// sent again by a proxy.
+struct Unconfirmed {
+    renew_time: Option<MicroTime>,
     at: Instant,
 }
 
@@ -107,14 +121,13 @@ impl Election {
     }
 
     /// Waits for the lease and opens `fence`. None when told to stop first.
-    async fn acquire(&self, fence: &Fence, stop: &CancellationToken) -> Option<(Instant, Option<Seen>)> {
+    async fn acquire(&self, fence: &Fence, stop: &CancellationToken) -> Option<(Instant, Known)> {
         info!(lease = self.name, identity = self.identity, "waiting for the lease");
-        let (mut seen, mut complaint) = (None, Complaint::default());
+        let (mut known, mut complaint) = (Known::default(), Complaint::default());
         loop {
-            let started = Instant::now();
             // Dropping a request that may have taken the lease would leave it held by nobody: give it back then.
             let attempt = tokio::select! {
-                attempt = timeout(self.renew_deadline / 2, self.try_hold(&mut seen)) => attempt,
+                attempt = timeout(self.renew_deadline / 2, self.try_hold(&mut known)) => attempt,
                 () = stop.cancelled() => {
                     self.release(None).await;
                     return None;
@@ -127,10 +140,10 @@ impl Election {
                 Err(_) => true,
             };
             match attempt {
-                Ok(Ok(Attempt::Held)) => {
-                    fence.renewed(started, self.renew_deadline);
+                Ok(Ok(Attempt::Held(at))) => {
+                    fence.renewed(at, self.renew_deadline);
                     info!(lease = self.name, identity = self.identity, "holding the lease");
-                    return Some((started, seen));
+                    return Some((at, known));
                 }
                 // A conflict means that another candidate was faster.
                 Ok(Ok(Attempt::HeldByAnother | Attempt::Conflict)) => complaint.clear(),
@@ -138,7 +151,7 @@ impl Election {
                 Err(_) => complaint.say("the apiserver does not answer".into(), "cannot ask for the lease"),
             }
             let mut pause = self.retry_period.mul_f64(rand::random_range(1.0..LEASE_JITTER));
-            if let Some(end) = seen.as_ref().map(|seen| self.end(seen)).filter(|end| *end > Instant::now()) {
+            if let Some(end) = known.seen.as_ref().map(|seen| self.end(seen)).filter(|end| *end > Instant::now()) {
                 pause = pause.min(end - Instant::now());
             }
             tokio::select! {
@@ -155,28 +168,27 @@ impl Election {
 
     /// Renews the lease until it names another holder, or the renew deadline has passed. A conflict alone is retried,
     /// as client-go does.
-    async fn hold(&self, fence: &Fence, mut renewed: Instant, seen: &mut Option<Seen>) {
+    async fn hold(&self, fence: &Fence, mut renewed: Instant, known: &mut Known) {
         let mut complaint = Complaint::default();
         loop {
             let left = self.renew_deadline.saturating_sub(renewed.elapsed());
             sleep(self.retry_period.min(left)).await;
-            let started = Instant::now();
-            let left = self.renew_deadline.saturating_sub(started - renewed);
+            let left = self.renew_deadline.saturating_sub(renewed.elapsed());
             if left.is_zero() {
                 warn!(lease = self.name, "the lease was not renewed in time: lost");
                 return;
             }
-            match timeout(left.min(self.renew_deadline / 2), self.try_hold(seen)).await {
-                Ok(Ok(Attempt::Held)) => {
-                    fence.renewed(started, self.renew_deadline);
-                    renewed = started;
+            match timeout(left.min(self.renew_deadline / 2), self.try_hold(known)).await {
+                Ok(Ok(Attempt::Held(at))) => {
+                    fence.renewed(at, self.renew_deadline);
+                    renewed = at;
                     complaint.clear();
                 }
                 Ok(Ok(Attempt::Conflict)) => {
                     complaint.say("409 Conflict".into(), "lease changed during its renewal; will retry");
                 }
                 Ok(Ok(Attempt::HeldByAnother)) => {
-                    let holder = seen.as_ref().and_then(|seen| holder(&seen.lease));
+                    let holder = known.seen.as_ref().and_then(|seen| holder(&seen.lease));
                     warn!(lease = self.name, holder, "another replica holds the lease: lost");
                     return;
                 }
@@ -187,46 +199,58 @@ impl Election {
     }
 
     /// Acquires or renews the lease, once.
-    async fn try_hold(&self, seen: &mut Option<Seen>) -> Result<Attempt, Error> {
+    async fn try_hold(&self, known: &mut Known) -> Result<Attempt, Error> {
         let _busy = self.watchdog.busy();
-        // Who holds it writes over the version it knows, without reading first.
-        if let Some(ours) = seen.as_ref().filter(|seen| self.is_ours(&seen.lease)) {
-            match self.write(&ours.lease, self.next_spec(ours.lease.spec.as_ref())).await {
-                Ok(lease) => {
-                    *seen = Some(Seen { lease, at: Instant::now() });
-                    return Ok(Attempt::Held);
-                }
-                // Somebody else wrote, or our last write arrived without our hearing of it.
-                Err(Error::Api(status)) if status.code == 409 || status.code == 404 => *seen = None,
-                Err(error) => return Err(error),
+        // The holder writes over the version it knows without reading first, unless its last write is unconfirmed.
+        let ours = known.seen.as_ref().filter(|seen| known.unconfirmed.is_none() && self.is_ours(&seen.lease));
+        if let Some(lease) = ours.map(|ours| ours.lease.clone()) {
+            match self.try_write(known, Some(lease)).await {
+                Err(Error::Api(status)) if status.code == 409 || status.code == 404 => {}
+                result => return result,
             }
         }
-        let written = match self.api.get_opt(&self.name).await? {
-            None => {
-                let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
-                let lease = Lease { metadata, spec: Some(self.next_spec(None)) };
-                self.api.create(&PostParams::default(), &lease).await
+        let current = self.api.get_opt(&self.name).await?;
+        if let Some(lease) = &current {
+            if let Some(at) = self.applied(known, lease) {
+                *known = Known { seen: Some(Seen { lease: lease.clone(), at: Instant::now() }), unconfirmed: None };
+                return Ok(Attempt::Held(at));
             }
-            Some(lease) => {
-                // Not from before the request: the holder may have renewed while it was under way.
-                let now = Instant::now();
-                let at = seen.as_ref().filter(|seen| seen.lease.spec == lease.spec).map_or(now, |seen| seen.at);
-                let current = seen.insert(Seen { lease, at });
-                if holder(&current.lease).is_some() && !self.is_ours(&current.lease) && now < self.end(current) {
-                    debug!(lease = self.name, holder = holder(&current.lease), "another replica holds the lease");
-                    return Ok(Attempt::HeldByAnother);
-                }
-                self.write(&current.lease, self.next_spec(current.lease.spec.as_ref())).await
+            // Not from before the request: the holder may have renewed while it was under way.
+            let now = Instant::now();
+            let at = known.seen.as_ref().filter(|seen| seen.lease.spec == lease.spec).map_or(now, |seen| seen.at);
+            let seen = known.seen.insert(Seen { lease: lease.clone(), at });
+            if holder(lease).is_some() && !self.is_ours(lease) && now < self.end(seen) {
+                debug!(lease = self.name, holder = holder(lease), "another replica holds the lease");
+                return Ok(Attempt::HeldByAnother);
             }
-        };
-        match written {
-            Ok(lease) => {
-                *seen = Some(Seen { lease, at: Instant::now() });
-                Ok(Attempt::Held)
-            }
+        }
+        match self.try_write(known, current).await {
             Err(Error::Api(status)) if status.code == 409 => Ok(Attempt::Conflict),
-            Err(error) => Err(error),
+            result => result,
         }
+    }
+
+    /// Writes the lease as held by this candidate, over `version`, or as a new one.
+    async fn try_write(&self, known: &mut Known, version: Option<Lease>) -> Result<Attempt, Error> {
+        let spec = self.next_spec(version.as_ref().and_then(|lease| lease.spec.as_ref()));
+        let at = Instant::now();
+        known.unconfirmed = Some(Unconfirmed { renew_time: spec.renew_time.clone(), at });
+        let written = if let Some(version) = version {
+            self.write(&version, spec).await
+        } else {
+            let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
+            self.api.create(&PostParams::default(), &Lease { metadata, spec: Some(spec) }).await
+        };
+        *known = Known { seen: Some(Seen { lease: written?, at: Instant::now() }), unconfirmed: None };
+        Ok(Attempt::Held(at))
+    }
+
+    /// Returns when this candidate sent the unconfirmed write that the lease shows to be applied. A write of long ago is
+    /// repeated instead.
+    fn applied(&self, known: &Known, lease: &Lease) -> Option<Instant> {
+        let unconfirmed = known.unconfirmed.as_ref().filter(|write| write.at.elapsed() < self.renew_deadline / 2)?;
+        let shown = lease.spec.as_ref()?.renew_time.as_ref();
+        (self.is_ours(lease) && shown == unconfirmed.renew_time.as_ref()).then_some(unconfirmed.at)
     }
 
     /// Gives the lease back if it is ours, so that the next one need not wait for its end.
@@ -273,7 +297,9 @@ impl Election {
     }
 
     fn next_spec(&self, last: Option<&LeaseSpec>) -> LeaseSpec {
-        let now = MicroTime(Timestamp::now());
+        let now = Timestamp::now();
+        // As the apiserver stores it, to be compared.
+        let now = MicroTime(Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now));
         let transitions = last.and_then(|spec| spec.lease_transitions).unwrap_or(0);
         let ours = last.filter(|spec| spec.holder_identity.as_deref() == Some(&self.identity));
         LeaseSpec {
@@ -343,18 +369,18 @@ pub async fn lead<W: Future>(
     stop: &CancellationToken,
     work: W,
 ) -> Outcome<W::Output> {
-    let Some((started, mut seen)) = election.acquire(fence, stop).await else {
+    let Some((renewed, mut known)) = election.acquire(fence, stop).await else {
         fence.close();
         return Outcome::Stopped;
     };
     let outcome = tokio::select! {
         biased;
-        () = election.hold(fence, started, &mut seen) => Outcome::Lost,
+        () = election.hold(fence, renewed, &mut known) => Outcome::Lost,
         output = work => Outcome::Finished(output),
     };
     fence.close();
     if matches!(outcome, Outcome::Finished(_)) {
-        election.release(seen).await;
+        election.release(known.seen).await;
     }
     outcome
 }

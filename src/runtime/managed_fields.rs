@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 use serde_json::{Map, Value};
 
+use super::drift::Taken;
 use super::fields::{self as values, Path, content};
 
 const APPLY: &str = "Apply";
@@ -99,20 +100,26 @@ pub fn is_others(managed: &[ManagedFieldsEntry], manager: &str, path: &[&str]) -
     managed.iter().any(|entry| entry.manager.as_deref() != Some(manager) && find(fields(entry), path).is_some())
 }
 
-/// Fields taken from other managers.
+/// Returns whether `manager` owns this label, as far as `managedFields` say which labels it owns.
+pub fn may_be_ours(managed: &[ManagedFieldsEntry], manager: &str, label: &str) -> bool {
+    let ours = managed.iter().filter(|entry| is_of(entry, manager));
+    let mut labels = ours.filter_map(|entry| find(fields(entry), &["f:metadata", "f:labels"])).peekable();
+    let field = format!("f:{label}");
+    labels.peek().is_none() || labels.any(|labels| labels.get(&field).is_some())
+}
+
+/// Transfer of fields from other managers.
 #[derive(Debug, PartialEq)]
-pub struct Taken {
+pub struct Transfer {
     /// The `managedFields` afterwards.
     pub entries: Vec<ManagedFieldsEntry>,
-    /// The taken fields.
-    pub fields: BTreeSet<Path>,
-    /// Managers that owned these fields.
-    pub managers: BTreeSet<String>,
+    /// The transferred fields.
+    pub taken: Taken,
 }
 
 /// Transfers these fields to `manager`, which applied the object, from all other managers, so that its next apply
 /// removes the fields it does not set; `None` if nobody else owns any of them.
-pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Path>) -> Option<Taken> {
+pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Path>) -> Option<Transfer> {
     let mut entries = managed.to_vec();
     let ours = entries.iter().position(|entry| is_of(entry, manager) && operation(entry) == APPLY)?;
     let api_version = entries[ours].api_version.clone();
@@ -139,7 +146,8 @@ pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Pat
     }
     // An empty set would be a claim on all.
     entries.retain(|entry| fields(entry).as_object().is_none_or(|fields| !fields.is_empty()));
-    (!fields_taken.is_empty()).then_some(Taken { entries, fields: fields_taken, managers })
+    let taken = Taken { fields: fields_taken, managers };
+    (!taken.fields.is_empty()).then_some(Transfer { entries, taken })
 }
 
 /// Returns the last writer of these fields besides `manager`: an owner of one of them, or else a manager that wrote
@@ -240,11 +248,18 @@ fn excludes(path: &Path, leaf: &str, object: &Value, desired: &Value) -> bool {
 }
 
 /// Returns the ports of others that differ only in their number from a missing port of `desired`: somebody has
-/// renumbered that port. `object` is the live object.
-pub fn renumbered(managed: &[ManagedFieldsEntry], manager: &str, object: &Value, desired: &Value) -> BTreeSet<Path> {
+/// renumbered that port. `object` is the live object. A port that consists of its number alone is like any other one of
+/// that kind: only if `is_alone`, because there were no ports of others before, it was renumbered.
+pub fn renumbered(
+    managed: &[ManagedFieldsEntry],
+    manager: &str,
+    object: &Value,
+    desired: &Value,
+    is_alone: bool,
+) -> BTreeSet<Path> {
     let sets: Vec<_> = managed.iter().filter(|entry| tells_of_content(entry)).map(fields).collect();
     let mut found = BTreeSet::new();
-    renumbered_in(&content(object), &content(desired), &sets, &mut Vec::new(), &mut found);
+    renumbered_in(&content(object), &content(desired), &sets, is_alone, &mut Vec::new(), &mut found);
     let held = |path: &Path| {
         let others = managed.iter().filter(|entry| entry.manager.as_deref() != Some(manager));
         others.filter(|entry| tells_of_content(entry)).any(|entry| find(fields(entry), path).is_some())
@@ -253,11 +268,18 @@ pub fn renumbered(managed: &[ManagedFieldsEntry], manager: &str, object: &Value,
     found
 }
 
-fn renumbered_in(object: &Value, desired: &Value, sets: &[&Value], path: &mut Path, found: &mut BTreeSet<Path>) {
+fn renumbered_in(
+    object: &Value,
+    desired: &Value,
+    sets: &[&Value],
+    is_alone: bool,
+    path: &mut Path,
+    found: &mut BTreeSet<Path>,
+) {
     let mut step = |element: String, object: &Value, desired: &Value, found: &mut BTreeSet<Path>| {
         let within: Vec<_> = sets.iter().filter_map(|set| set.get(&element)).collect();
         path.push(element);
-        renumbered_in(object, desired, &within, path, found);
+        renumbered_in(object, desired, &within, is_alone, path, found);
         path.pop();
     };
     match (object, desired) {
@@ -284,11 +306,17 @@ fn renumbered_in(object: &Value, desired: &Value, sets: &[&Value], path: &mut Pa
                 !wanted.iter().any(|wanted| is_element(&name, wanted))
             }));
             let is_port = |key: &String| key == "port" || key == "containerPort";
+            let rest = |item: &Value| item.as_object().into_iter().flatten().any(|(name, _)| !keys.contains(name));
+            let name = |item: &Value| item.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
             let same = |item: &&&Value| {
                 missing.iter().any(|wanted| {
-                    let rest = wanted.as_object().into_iter().flatten().filter(|(name, _)| !keys.contains(name));
-                    rest.into_iter()
-                        .all(|(name, wanted)| item.get(name).is_some_and(|it| values::is_within(wanted, it)))
+                    let fields = wanted.as_object().into_iter().flatten().filter(|(name, _)| !keys.contains(name));
+                    let is_evidence = rest(wanted) || (is_alone && !rest(item));
+                    is_evidence
+                        && name(wanted) == name(item)
+                        && fields
+                            .into_iter()
+                            .all(|(name, wanted)| item.get(name).is_some_and(|it| values::is_within(wanted, it)))
                 })
             };
             let renumbered: Vec<_> = others.iter().filter(same).collect();

@@ -32,7 +32,7 @@ use super::metrics::{Metrics, Purpose};
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
 use super::tasks::Tasks;
 use super::watch_hub::{Observer, ResourceName, ResourceWatch};
-use super::{Scope, client, crds, drain};
+use super::{Scope, client, crds, drain, policies};
 use crate::api::kind::Kind;
 use crate::api::standing::Stands;
 use crate::cli::{Config, Timings};
@@ -42,6 +42,9 @@ const CONCURRENCY: u16 = 16;
 
 /// How many objects a list holds at once. A history may be several hundred KiB long.
 const PAGE: u32 = 100;
+
+/// What Events name as their source.
+const REPORTER: &str = "quartermaster";
 
 /// What the controllers are built with, and where they are handed in.
 pub struct Manager {
@@ -63,7 +66,8 @@ pub struct Manager {
     pub draining: CancellationToken,
     /// What lasts as long as the process is guarded by these.
     pub tasks: Tasks,
-    availability: Availability,
+    /// Whether the apiserver answers.
+    pub availability: Availability,
     health: Health,
     identity: String,
     running: JoinSet<()>,
@@ -99,6 +103,12 @@ impl Phase {
             State::Partly(refused) => refused.get(&None).or_else(|| refused.get(&Some(namespace.to_owned()))).cloned(),
             State::Syncing | State::Synced => None,
         }
+    }
+
+    /// Creates a phase that `sender` ends.
+    pub fn until() -> (watch::Sender<State>, Self) {
+        let (sender, phase) = watch::channel(State::Syncing);
+        (sender, Self(phase))
     }
 
     /// Whether objects are cached, where they may be listed.
@@ -158,6 +168,7 @@ pub async fn run(
     };
     let watch = manager.availability.clone().watch(manager.client.clone());
     manager.spawn("the watch over the apiserver's availability", watch);
+    manager.check_policies();
     for start in starts {
         start(&mut manager)?;
     }
@@ -200,7 +211,7 @@ impl Manager {
 
     /// What the Events of a controller go through.
     pub fn events(&mut self, controller: &str) -> Events {
-        let (events, write) = Events::new(self.client.clone(), controller, &self.identity);
+        let (events, write) = Events::new(self.client.clone(), REPORTER, &self.identity);
         self.spawn(format!("the writer of {controller}'s Events"), write);
         events
     }
@@ -289,6 +300,19 @@ impl Manager {
         self.running.spawn(self.tasks.guard(name, task));
     }
 
+    /// Reports whether the admission policies are in force.
+    fn check_policies(&mut self) {
+        let Some(prefix) = self.config.admission_policies.clone() else { return };
+        let check = policies::Check {
+            client: self.client.clone(),
+            prefix,
+            operator_namespace: self.config.operator_namespace.clone(),
+            period: self.config.timings.policy_check_period,
+            timeout: self.config.timings.api_timeout,
+        };
+        self.spawn("the check of the admission policies", check.run(self.metrics.clone()));
+    }
+
     /// Watches over a loop that is called `name` in `/livez`.
     pub fn watchdog(&self, name: impl Into<String>) -> Watchdog {
         self.health.watchdog(name, longest_step(&self.config.timings))
@@ -347,11 +371,11 @@ impl Manager {
         let Self { config, fence, metrics, health, draining, identity, passes, landings, under_way, running, .. } =
             self;
         let work = drain::work(passes, stop.clone(), drain::rest(draining, landings, under_way, config.timings.drain));
+        metrics.show_leadership(&config.leader_election_id, fence.clone());
         if !config.leader_elect {
             work.await;
             return Ok(());
         }
-        metrics.show_leadership(&config.leader_election_id, fence.clone());
         let lease = client::unfenced(kubernetes, metrics)?;
         let place = (&*config.operator_namespace, &*config.leader_election_id);
         let watchdog = health.watchdog("lease", longest_step(&config.timings));

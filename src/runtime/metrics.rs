@@ -2,7 +2,7 @@
 //!
 //! What controller-runtime also measures has its names, so that its dashboards work
 //! (<https://book.kubebuilder.io/reference/metrics-reference>); what is ours begins with `quartermaster_`.
-//! Names of objects are never labels. Of its `workqueue_*` there is none: kube keeps the queue, and tells nothing of it.
+//! Names of objects are never labels. kube keeps the queue and tells nothing of it: `reconciler` accounts for it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -25,11 +25,13 @@ use crate::cli::VERSION;
 
 mod pending;
 mod process;
+mod queues;
 pub mod resources;
 pub mod secure;
 mod serving;
 mod watches;
 
+pub use queues::QueueState;
 pub use serving::{plain, serve, server};
 pub use watches::{Purpose, Watch};
 
@@ -44,6 +46,9 @@ const RECONCILE_BUCKETS: [f64; 13] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 
 const LATENCY_BUCKETS: [f64; 16] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0];
 
+/// controller-runtime's buckets: 10 ns to 1,000 s.
+const QUEUE_BUCKETS: [f64; 12] = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1000.0];
+
 /// All metrics of the process. Cheap to clone.
 #[derive(Clone)]
 pub struct Metrics(Arc<Inner>);
@@ -56,6 +61,9 @@ struct Inner {
     reconcile_seconds: Histograms<1>,
     reconcile_limit: Gauges<1>,
     reconcile_active: Gauges<1>,
+    queue_adds: Counters<2>,
+    queue_seconds: Histograms<2>,
+    queues: queues::Queues,
     api_requests: Counters<3>,
     aws_requests: Counters<2>,
     leadership: Arc<OnceLock<(String, Fence)>>,
@@ -69,6 +77,7 @@ struct Inner {
     status_writes_rejected: Counters<1>,
     oldest: pending::Oldest,
     watch_restarts: Counters<1>,
+    admission_policies: Gauges<1>,
     watches: watches::Watches,
     resources: resources::Resources,
 }
@@ -125,12 +134,39 @@ fn label<const N: usize>(pairs: [(&'static str, &'static str); N]) -> [Label; N]
     pairs.map(|(name, value)| (name, Cow::Borrowed(value)))
 }
 
+fn queue_histogram() -> Histogram {
+    Histogram::new(QUEUE_BUCKETS)
+}
+
 fn reconcile_histogram() -> Histogram {
     Histogram::new(RECONCILE_BUCKETS)
 }
 
+impl Inner {
+    fn register_controllers(&self, r: &mut Registry) {
+        r.register("controller_runtime_reconcile", "Passes by outcome", self.reconciles.clone());
+        r.register("controller_runtime_reconcile_errors", "Passes that failed", self.reconcile_errors.clone());
+        r.register("controller_runtime_reconcile_panics", "Passes that panicked", self.reconcile_panics.clone());
+        r.register("controller_runtime_reconcile_time_seconds", "Length of a pass", self.reconcile_seconds.clone());
+        r.register(
+            "controller_runtime_max_concurrent_reconciles",
+            "Passes that may run at the same time",
+            self.reconcile_limit.clone(),
+        );
+        r.register("controller_runtime_active_workers", "Passes that run now", self.reconcile_active.clone());
+        r.register("workqueue_adds", "Additions to a controller's queue", self.queue_adds.clone());
+        r.register(
+            "workqueue_queue_duration_seconds",
+            "How long an object waits in a controller's queue before its reconcile begins",
+            self.queue_seconds.clone(),
+        );
+        r.register_collector(Box::new(self.queues.clone()));
+    }
+}
+
 impl Metrics {
     /// Every metric, at zero.
+    #[allow(clippy::too_many_lines)] // one registration a metric
     pub fn new() -> Self {
         let mut registry = Registry::default();
         let leadership = Arc::new(OnceLock::new());
@@ -141,6 +177,9 @@ impl Metrics {
             reconcile_seconds: Family::new_with_constructor(reconcile_histogram),
             reconcile_limit: Gauges::default(),
             reconcile_active: Gauges::default(),
+            queue_adds: Counters::default(),
+            queue_seconds: Family::new_with_constructor(queue_histogram),
+            queues: queues::Queues::default(),
             api_requests: Counters::default(),
             aws_requests: Counters::default(),
             leadership: leadership.clone(),
@@ -154,22 +193,14 @@ impl Metrics {
             status_writes_rejected: Counters::default(),
             oldest: pending::Oldest::default(),
             watch_restarts: Counters::default(),
+            admission_policies: Gauges::default(),
             watches: watches::Watches::default(),
             resources: resources::Resources::default(),
             registry: Registry::default(),
         };
         // The registry appends the full stop to each text, and `_total` to the names of counters.
         let r = &mut registry;
-        r.register("controller_runtime_reconcile", "Passes by outcome", inner.reconciles.clone());
-        r.register("controller_runtime_reconcile_errors", "Passes that failed", inner.reconcile_errors.clone());
-        r.register("controller_runtime_reconcile_panics", "Passes that panicked", inner.reconcile_panics.clone());
-        r.register("controller_runtime_reconcile_time_seconds", "Length of a pass", inner.reconcile_seconds.clone());
-        r.register(
-            "controller_runtime_max_concurrent_reconciles",
-            "Passes that may run at the same time",
-            inner.reconcile_limit.clone(),
-        );
-        r.register("controller_runtime_active_workers", "Passes that run now", inner.reconcile_active.clone());
+        inner.register_controllers(r);
         r.register(
             "rest_client_requests",
             "Requests to the apiserver by status code, or <error> when there was no answer",
@@ -226,6 +257,12 @@ impl Metrics {
             "Watches that failed: no answer, a refusal, or a list that is to be done again",
             inner.watch_restarts.clone(),
         );
+        r.register(
+            "quartermaster_admission_policy_in_force",
+            "1 while an admission policy and its binding exist as this version ships them, otherwise 0; absent while that is not \
+             known",
+            inner.admission_policies.clone(),
+        );
         let build = Gauges::<1>::default();
         build.get_or_create(&label([("version", VERSION)])).set(1);
         r.register("quartermaster_build_info", "The version that runs; always 1", build);
@@ -246,7 +283,14 @@ impl Metrics {
             panics: m.reconcile_panics.get_or_create_owned(&controller),
             seconds: m.reconcile_seconds.get_or_create_owned(&controller),
             active: m.reconcile_active.get_or_create_owned(&controller),
+            added: m.queue_adds.get_or_create_owned(&label([("name", name), ("controller", name)])),
+            queued: m.queue_seconds.get_or_create_owned(&label([("name", name), ("controller", name)])),
         }
+    }
+
+    /// `state` reports the queue of a controller.
+    pub fn show_queue(&self, controller: &'static str, state: impl Fn() -> QueueState + Send + Sync + 'static) {
+        self.0.queues.show(controller, Box::new(state));
     }
 
     /// One request to the apiserver was answered with `code`, or not answered.
@@ -262,7 +306,7 @@ impl Metrics {
     }
 
     /// From now on `leader_election_master_status` says whether `fence`, that of the Lease `name`, is held. Without leader
-    /// election it is absent.
+    /// election it always is.
     pub fn show_leadership(&self, name: &str, fence: Fence) {
         // A second call would speak of the same lease.
         let _ = self.0.leadership.set((name.into(), fence));
@@ -318,6 +362,19 @@ impl Metrics {
         self.0.drift_corrections.get_or_create_owned(&label([("controller", controller)]))
     }
 
+    /// Records whether an admission policy is in force; none while that is not known.
+    pub fn admission_policy(&self, policy: &str, in_force: Option<bool>) {
+        let labels = [("policy", policy.to_owned().into())];
+        match in_force {
+            Some(in_force) => {
+                self.0.admission_policies.get_or_create(&labels).set(in_force.into());
+            }
+            None => {
+                self.0.admission_policies.remove(&labels);
+            }
+        }
+    }
+
     /// `since` says from when on the oldest change waits that may be delivered, if one does.
     pub fn show_oldest_pending(&self, since: impl Fn() -> Option<Timestamp> + Send + Sync + 'static) {
         self.0.oldest.show(Box::new(since));
@@ -358,6 +415,8 @@ pub struct ControllerMetrics {
     panics: Counter,
     seconds: Histogram,
     active: Gauge,
+    added: Counter,
+    queued: Histogram,
 }
 
 impl ControllerMetrics {
@@ -366,6 +425,16 @@ impl ControllerMetrics {
     pub fn started(&self) -> Active {
         self.active.inc();
         Active(self.active.clone())
+    }
+
+    /// An object was added to the queue.
+    pub fn added(&self) {
+        self.added.inc();
+    }
+
+    /// An object waited this long in the queue.
+    pub fn queued(&self, waited: Duration) {
+        self.queued.observe(waited.as_secs_f64());
     }
 
     /// A pass ended.
@@ -402,8 +471,10 @@ struct Leadership(Arc<OnceLock<(String, Fence)>>);
 impl Collector for Leadership {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some((lease, fence)) = self.0.get() else { return Ok(()) };
-        let (name, help) =
-            ("leader_election_master_status", "1 while this replica holds the lease; absent without leader election.");
+        let (name, help) = (
+            "leader_election_master_status",
+            "1 while this replica holds the lease, and always without leader election.",
+        );
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         let value = ConstGauge::new(i64::from(fence.held()));
         value.encode(family.encode_family(&[("name", lease.as_str())])?)

@@ -30,6 +30,7 @@ pub mod manager;
 pub mod metrics;
 pub mod owners;
 pub mod ownership;
+pub mod policies;
 pub mod reconciler;
 pub mod seen;
 pub mod signals;

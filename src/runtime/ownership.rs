@@ -25,6 +25,9 @@ pub struct Owner {
     namespace: String,
     reference: OwnerReference,
     fresh: bool,
+    generation: Option<i64>,
+    handled: Option<i64>,
+    contested: Option<String>,
     requested: Option<String>,
 }
 
@@ -60,7 +63,9 @@ impl Owner {
         // Whoever deletes it in the foreground waits for what it has.
         let reference = OwnerReference { block_owner_deletion: Some(true), ..object.controller_owner_ref(&())? };
         let requested = object.annotations().get(REQUESTED_AT).cloned();
-        Some(Self { namespace: object.namespace()?, reference, fresh: false, requested })
+        let generation = object.meta().generation;
+        let namespace = object.namespace()?;
+        Some(Self { namespace, reference, fresh: false, generation, handled: None, contested: None, requested })
     }
 
     /// Says whether nothing was ever done for it. What it is to have is then made without a look at what is there.
@@ -72,6 +77,33 @@ impl Owner {
     /// Whether nothing was ever done for it.
     pub fn is_fresh(&self) -> bool {
         self.fresh
+    }
+
+    /// Sets the generation that the owner's status reports.
+    #[must_use]
+    pub fn handled(self, handled: Option<i64>) -> Self {
+        Self { handled, ..self }
+    }
+
+    /// Returns whether the owner's spec is the one that its status reports.
+    pub fn is_handled(&self) -> bool {
+        self.handled.is_some() && self.handled == self.generation
+    }
+
+    /// Sets the message with which the owner's status reports that other managers keep changing a child.
+    #[must_use]
+    pub fn contested(self, contested: Option<String>) -> Self {
+        Self { contested, ..self }
+    }
+
+    /// Returns the message with which the status of the present spec reports that other managers keep changing a child.
+    pub fn contest(&self) -> Option<&str> {
+        self.contested.as_deref().filter(|_| self.is_handled())
+    }
+
+    /// Returns the owner's generation.
+    pub fn generation(&self) -> Option<i64> {
+        self.generation
     }
 
     /// Returns the value of the last reconcile request that a person made.

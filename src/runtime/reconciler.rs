@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt::Debug;
+use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,9 +14,9 @@ use kube::core::Status;
 use kube::runtime::controller::{Action, Config as ApplierConfig, Error as ApplierError, ReconcileRequest, applier};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
-use rand::seq::SliceRandom as _;
+use rand::seq::{IteratorRandom as _, SliceRandom as _};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, warn};
 
@@ -23,7 +24,7 @@ use super::Key;
 use super::availability::{self, Availability};
 use super::backoff::{Backoffs, Policy};
 use super::health::Watchdog;
-use super::metrics::{ControllerMetrics, Metrics, Reconciled};
+use super::metrics::{ControllerMetrics, Metrics, QueueState, Reconciled};
 use super::{client, tasks, telemetry};
 use crate::api::common::REQUESTED_AT;
 
@@ -112,9 +113,17 @@ fn refusal<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Statu
     None
 }
 
+/// Returns whether an answer shows that the apiserver could store nothing, rather than that an admission or conversion
+/// webhook failed.
+fn is_unstored(status: &Status) -> bool {
+    status.code >= 500 && !status.message.contains("webhook")
+}
+
 /// Time over which objects are retried after an outage, however many there are: with the delay until a probe notices
 /// the apiserver's return the total stays well below 30 s.
 const SPREAD: Duration = Duration::from_secs(12);
+/// Longest time between the retries of one object each while the apiserver stores no writes; jitter at most halves it.
+const CANARY: Duration = Duration::from_secs(8);
 /// Longest time between two such retries.
 const STEP: Duration = Duration::from_millis(50);
 /// Backoff between returns of the apiserver that trigger retries; reset once the apiserver has not returned for the
@@ -189,8 +198,66 @@ pub struct Runner<R: Reconciler> {
     failed: Backoffs<ObjectRef<R::Object>>,
     slow: Backoffs<ObjectRef<R::Object>>,
     waiting: Backoffs<ObjectRef<R::Object>>,
-    /// What was last asked for of each object.
-    requested: Mutex<HashMap<ObjectRef<R::Object>, Requested>>,
+    work: Arc<Mutex<Work<ObjectRef<R::Object>>>>,
+}
+
+/// What kube's queue does not tell: what waits in it, and what runs.
+struct Work<O> {
+    objects: HashMap<O, Item>,
+    /// Since when.
+    running: HashMap<O, Instant>,
+}
+
+/// An object that was reconciled, or waits to be.
+#[derive(Default)]
+struct Item {
+    /// What was last asked for of it.
+    requested: Option<Requested>,
+    /// When its next reconcile may begin.
+    due: Option<Due>,
+}
+
+#[derive(Clone, Copy)]
+struct Due {
+    at: Instant,
+    /// By the clock, not because something woke it.
+    timed: bool,
+}
+
+impl<O: Eq + Hash> Work<O> {
+    fn new() -> Self {
+        Self { objects: HashMap::new(), running: HashMap::new() }
+    }
+
+    /// Something woke an object. Returns whether that is an addition to the queue.
+    fn woken(&mut self, object: O, now: Instant) -> bool {
+        let item = self.objects.entry(object).or_default();
+        let added = item.due.is_none_or(|due| due.at > now);
+        if added {
+            item.due = Some(Due { at: now, timed: false });
+        }
+        added
+    }
+
+    /// A reconcile begins. Returns how long it was due, and whether its addition to the queue was not counted yet.
+    fn began(&mut self, object: O, now: Instant) -> Option<(Duration, bool)> {
+        let due = self.objects.get_mut(&object).and_then(|item| item.due.take());
+        self.running.insert(object, now);
+        due.map(|due| (now.saturating_duration_since(due.at), due.timed))
+    }
+
+    /// A reconcile ended, and the next one is due then at the latest.
+    fn ended(&mut self, object: O, next: Instant) {
+        self.running.remove(&object);
+        let item = self.objects.entry(object).or_default();
+        item.due.get_or_insert(Due { at: next, timed: true });
+    }
+
+    fn state(&self, now: Instant) -> QueueState {
+        let due = self.objects.values().filter_map(|item| item.due).filter(|due| due.at <= now);
+        let unfinished = self.running.values().map(|began| now.saturating_duration_since(*began));
+        QueueState { depth: due.count(), unfinished: unfinished.sum() }
+    }
 }
 
 impl<R: Reconciler> Runner<R> {
@@ -206,6 +273,11 @@ impl<R: Reconciler> Runner<R> {
         watchdog: Watchdog,
         running: TaskTracker,
     ) -> Self {
+        let work = Arc::new(Mutex::new(Work::new()));
+        metrics.show_queue(name, {
+            let work = Arc::clone(&work);
+            move || work.lock().unwrap_or_else(PoisonError::into_inner).state(Instant::now())
+        });
         Self {
             name,
             reconciler,
@@ -218,7 +290,7 @@ impl<R: Reconciler> Runner<R> {
             failed: Backoffs::new(limits.failed),
             slow: Backoffs::new(limits.slow),
             waiting: Backoffs::new(limits.waiting),
-            requested: Mutex::default(),
+            work,
         }
     }
 
@@ -233,8 +305,13 @@ impl<R: Reconciler> Runner<R> {
         let all: Vec<ReconcileRequest<R::Object>> =
             store.state().iter().map(|object| ObjectRef::from_obj(object.as_ref()).into()).collect();
         let woken = futures::stream::unfold(woken, |mut woken| async { woken.recv().await.map(|next| (next, woken)) });
-        let queue = futures::stream::iter(all).chain(woken).map(Ok::<_, Infallible>);
         let runner = Arc::new(self);
+        let queue = futures::stream::iter(all).chain(woken).map(|next| {
+            if runner.work().woken(next.obj_ref.clone(), Instant::now()) {
+                runner.metrics.added();
+            }
+            Ok::<_, Infallible>(next)
+        });
         let passes = applier(
             |object, runner: Arc<Self>| async move { Ok::<_, Infallible>(runner.pass(object).await) }.boxed(),
             |_, never: &Infallible, _| match *never {},
@@ -262,8 +339,15 @@ impl<R: Reconciler> Runner<R> {
     async fn retry_after_outages(&self, trigger: &Trigger<R::Object>) {
         let mut returns = self.availability.returns();
         let (mut next, mut pauses) = (Instant::now(), RETURNS.series());
-        // The sender is dropped only while the process ends.
-        while returns.changed().await.is_ok() {
+        loop {
+            tokio::select! {
+                // The sender is dropped only while the process ends.
+                changed = returns.changed() => if changed.is_err() { return },
+                () = sleep(CANARY.mul_f64(rand::random_range(0.5..1.0))) => {
+                    self.retry_one(trigger);
+                    continue;
+                }
+            }
             // An apiserver that returns again and again must not disable the backoff.
             if next.elapsed() > RETURNS.max {
                 pauses = RETURNS.series();
@@ -285,8 +369,21 @@ impl<R: Reconciler> Runner<R> {
         }
     }
 
+    /// Retries one of the failed objects if the apiserver stores no writes, to notice that it does again.
+    fn retry_one(&self, trigger: &Trigger<R::Object>) {
+        if self.availability.stores_nothing()
+            && let Some(key) = self.transient().keys().choose(&mut rand::rng())
+        {
+            trigger.wake(&Key::new(key.namespace.as_deref().unwrap_or_default(), &key.name));
+        }
+    }
+
     fn transient(&self) -> MutexGuard<'_, HashMap<ObjectRef<R::Object>, Option<Instant>>> {
         self.transient.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work<ObjectRef<R::Object>>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next delay of each kind is the first one again.
@@ -299,14 +396,15 @@ impl<R: Reconciler> Runner<R> {
     fn forget(&self, key: &ObjectRef<R::Object>) {
         self.reset(key);
         self.transient().remove(key);
-        self.requested.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.work().objects.remove(key);
     }
 
     /// Whether somebody asked for a pass since the last one, or for something else.
     fn requested(&self, key: &ObjectRef<R::Object>, object: &R::Object) -> bool {
         let asked = (object.meta().generation, object.annotations().get(REQUESTED_AT).cloned());
-        let mut requested = self.requested.lock().unwrap_or_else(PoisonError::into_inner);
-        requested.insert(key.clone(), asked.clone()) != Some(asked)
+        let mut work = self.work();
+        let item = work.objects.entry(key.clone()).or_default();
+        item.requested.replace(asked.clone()) != Some(asked)
     }
 
     async fn pass(&self, object: Arc<R::Object>) -> Action {
@@ -315,21 +413,34 @@ impl<R: Reconciler> Runner<R> {
             return Action::await_change();
         }
         let key = ObjectRef::from_obj(object.as_ref());
+        if let Some((waited, timed)) = self.work().began(key.clone(), Instant::now()) {
+            if timed {
+                self.metrics.added();
+            }
+            self.metrics.queued(waited);
+        }
+        let delay = self.unless_paused(&key, object).await;
+        self.work().ended(key, Instant::now() + delay);
+        Action::requeue(delay)
+    }
+
+    /// Reconciles, unless the apiserver asked to wait. Returns when to come again.
+    async fn unless_paused(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
         // The apiserver's request to wait applies to every trigger.
-        let until = self.transient().get(&key).copied().flatten();
+        let until = self.transient().get(key).copied().flatten();
         let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
         if !left.is_zero() {
-            return Action::requeue(left);
+            return left;
         }
-        if self.requested(&key, &object) {
-            self.reset(&key);
+        if self.requested(key, &object) {
+            self.reset(key);
         }
         let namespace = key.namespace.as_deref().unwrap_or_default();
         let span = telemetry::pass(self.name, &R::Object::group(&()), &R::Object::kind(&()), namespace, &key.name);
-        self.guarded(&key, object).instrument(span).await
+        self.guarded(key, object).instrument(span).await
     }
 
-    async fn guarded(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Action {
+    async fn guarded(&self, key: &ObjectRef<R::Object>, object: Arc<R::Object>) -> Duration {
         let (began, returns) = (Instant::now(), self.availability.returned());
         let paused = self.availability.paused_until();
         self.transient().remove(key);
@@ -341,28 +452,28 @@ impl<R: Reconciler> Runner<R> {
             // Any failure would be due to an outage that is over.
             self.failed.reset(key);
         }
-        let (result, action) = match ended {
+        let (result, delay) = match ended {
             Ok(Ok(Ok(outcome))) => self.well(key, outcome),
             Ok(Ok(Err(failure))) => self.failed(key, &failure, paused),
             Ok(Err(panic)) => {
                 error!(panic = tasks::words(&*panic), "the pass panicked");
                 self.metrics.panicked();
-                (Reconciled::Error, Action::requeue(self.failed.next_delay(key)))
+                (Reconciled::Error, self.failed.next_delay(key))
             }
             Err(_) => {
                 warn!(limit = ?self.limits.timeout, "the pass took too long and was dropped");
                 self.transient().insert(key.clone(), None);
-                (Reconciled::Error, Action::requeue(self.failed.next_delay(key)))
+                (Reconciled::Error, self.failed.next_delay(key))
             }
         };
         if result == Reconciled::Error {
             telemetry::traces::failed();
         }
         self.metrics.reconciled(result, began.elapsed());
-        action
+        delay
     }
 
-    fn well(&self, key: &ObjectRef<R::Object>, outcome: Outcome) -> (Reconciled, Action) {
+    fn well(&self, key: &ObjectRef<R::Object>, outcome: Outcome) -> (Reconciled, Duration) {
         debug!(?outcome, "pass done");
         if !matches!(outcome, Outcome::Unfinished(_)) {
             self.failed.reset(key);
@@ -373,16 +484,14 @@ impl<R: Reconciler> Runner<R> {
         }
         match outcome {
             Outcome::Done => (Reconciled::Success, self.resync()),
-            Outcome::Waiting => (Reconciled::RequeueAfter, Action::requeue(self.waiting.next_delay(key))),
-            Outcome::RequeueAfter(delay) | Outcome::Unfinished(delay) => {
-                (Reconciled::RequeueAfter, Action::requeue(delay))
-            }
+            Outcome::Waiting => (Reconciled::RequeueAfter, self.waiting.next_delay(key)),
+            Outcome::RequeueAfter(delay) | Outcome::Unfinished(delay) => (Reconciled::RequeueAfter, delay),
         }
     }
 
     /// Not all of them at once.
-    fn resync(&self) -> Action {
-        Action::requeue(self.reconciler.resync(self.limits.resync).mul_f64(rand::random_range(1.0..1.2)))
+    fn resync(&self) -> Duration {
+        self.reconciler.resync(self.limits.resync).mul_f64(rand::random_range(1.0..1.2))
     }
 
     /// Returns until when the apiserver asked this object to wait, if its reconcile got a 429. A later conflict may hide the
@@ -404,11 +513,19 @@ impl<R: Reconciler> Runner<R> {
         }
     }
 
-    fn failed(&self, key: &ObjectRef<R::Object>, failure: &R::Error, paused: Option<Instant>) -> (Reconciled, Action) {
+    fn failed(
+        &self,
+        key: &ObjectRef<R::Object>,
+        failure: &R::Error,
+        paused: Option<Instant>,
+    ) -> (Reconciled, Duration) {
         let error = failure as &dyn std::error::Error;
         let class = failure.class();
         let until = self.asked_to_wait(error, paused);
         let transient = class == Class::Transient || (class != Class::Conflict && self.availability.is_out());
+        if refusal(error).is_some_and(is_unstored) {
+            self.availability.write_failed();
+        }
         if transient || until.is_some() {
             self.transient().insert(key.clone(), until);
         }
@@ -422,11 +539,11 @@ impl<R: Reconciler> Runner<R> {
                 let backoffs = if class == Class::Slow { &self.slow } else { &self.failed };
                 let delay = backoffs.next_delay(key).max(left);
                 warn!(error, ?delay, "the pass failed; it is tried again");
-                (Reconciled::Error, Action::requeue(delay))
+                (Reconciled::Error, delay)
             }
             Class::Conflict => {
                 debug!(error, "something came in between; the pass is done again");
-                (Reconciled::Requeue, Action::requeue(self.failed.next_delay(key).max(left)))
+                (Reconciled::Requeue, self.failed.next_delay(key).max(left))
             }
         }
     }
@@ -440,12 +557,31 @@ mod tests {
     use kube::runtime::watcher::Event;
     use rstest::rstest;
     use serde_json::json;
-    use tokio::time::sleep;
 
     use super::*;
     use crate::runtime::cache::Cache;
     use crate::runtime::client::Refused;
     use crate::runtime::health::Health;
+
+    #[tokio::test(start_paused = true)]
+    async fn queue_counts_what_is_due_and_what_runs() {
+        let second = Duration::from_secs(1);
+        let (mut work, start) = (Work::new(), Instant::now());
+        let depth = |work: &Work<&str>, at: Instant| (work.state(at).depth, work.state(at).unfinished);
+        assert!(work.woken("a", start) && !work.woken("a", start), "once while it waits");
+        assert!(work.woken("b", start));
+        assert_eq!(depth(&work, start), (2, Duration::ZERO));
+        assert_eq!(work.began("a", start + second), Some((second, false)));
+        assert_eq!(depth(&work, start + 3 * second), (1, 2 * second));
+        assert!(work.woken("a", start + 3 * second), "again while it runs");
+        work.ended("a", start + 60 * second);
+        assert_eq!(work.began("a", start + 5 * second), Some((2 * second, false)), "woken before the clock");
+        work.ended("a", start + 60 * second);
+        assert_eq!(depth(&work, start + 59 * second).0, 1);
+        assert_eq!(depth(&work, start + 60 * second).0, 2, "by the clock");
+        assert_eq!(work.began("a", start + 61 * second), Some((second, true)));
+        assert_eq!(work.began("c", start), None, "unknown");
+    }
 
     fn api(code: u16, field: &str) -> kube::Error {
         let status = json!({ "status": "Failure", "message": "", "reason": "Invalid", "code": code, "details": {
@@ -588,6 +724,38 @@ mod tests {
         assert_eq!(failing.count(), 2 * OBJECTS, "none that succeeded is retried");
     }
 
+    /// The failed objects are retried one by one until a write succeeds, then all of them.
+    #[tokio::test(start_paused = true)]
+    async fn failed_objects_are_retried_soon_after_writes_succeed_again() {
+        const OBJECTS: usize = 300;
+        let availability = Availability::default();
+        let (failing, _trigger) = run(OBJECTS, unavailable(), &availability);
+        sleep(Duration::from_mins(10)).await;
+        assert_eq!(failing.count(), OBJECTS, "the backoff is long");
+        availability.store_nothing();
+        sleep(Duration::from_mins(10)).await;
+        let canaries = failing.count() - OBJECTS;
+        assert!((70..160).contains(&canaries), "{canaries} retries in ten minutes");
+        *failing.status.lock().unwrap() = None;
+        sleep(CANARY + Duration::from_secs(1)).await;
+        availability.answered(true, Some(200), None);
+        sleep(SPREAD + Duration::from_secs(1)).await;
+        let count = failing.count();
+        assert!(count >= 2 * OBJECTS + canaries && count <= 2 * OBJECTS + canaries + 4, "{count}");
+        sleep(Duration::from_mins(10)).await;
+        assert_eq!(failing.count(), count, "none that succeeded is retried");
+    }
+
+    #[rstest]
+    #[case::no_space(500, "etcdserver: mvcc: database space exceeded", true)]
+    #[case::unavailable(503, "", true)]
+    #[case::a_webhook(500, "Internal error occurred: failed calling webhook \"a.b.c\"", false)]
+    #[case::refused(422, "", false)]
+    fn failure_of_the_store_is_told_from_a_webhook_s(#[case] code: u16, #[case] message: &str, #[case] unstored: bool) {
+        let status = json!({ "status": "Failure", "message": message, "reason": "", "code": code });
+        assert_eq!(is_unstored(&serde_json::from_value(status).unwrap()), unstored);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn apiserver_that_flaps_does_not_defeat_the_backoff() {
         let availability = Availability::default();
@@ -609,7 +777,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn retry_after_is_kept_whatever_wakes_the_object(#[case] body: Option<u32>, #[case] header: Option<u64>) {
         let availability = Availability::default();
-        availability.answered(Some(429), header.map(Duration::from_secs));
+        availability.answered(true, Some(429), header.map(Duration::from_secs));
         let mut status = json!({ "status": "Failure", "message": "", "reason": "TooManyRequests", "code": 429 });
         if let Some(seconds) = body {
             status["details"] = json!({ "retryAfterSeconds": seconds });
@@ -640,12 +808,12 @@ mod tests {
             let tracker = TaskTracker::new();
             let runner = Runner::new("test", reconciler, limits, &metrics, availability.clone(), watchdog, tracker);
             let key = ObjectRef::new("x").within("n");
-            availability.answered(Some(429), Some(Duration::from_secs(20)));
+            availability.answered(true, Some(429), Some(Duration::from_secs(20)));
             let (_, action) = runner.failed(&key, &api(409, ""), None);
-            assert_eq!(action, Action::requeue(Duration::from_secs(20)));
+            assert_eq!(action, Duration::from_secs(20));
             let before = availability.paused_until();
             let (_, action) = runner.failed(&key, &api(409, ""), before);
-            assert_ne!(action, Action::requeue(Duration::from_secs(20)), "the pause was another object's");
+            assert_ne!(action, Duration::from_secs(20), "the pause was another object's");
         });
     }
 }

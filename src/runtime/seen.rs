@@ -64,6 +64,8 @@ pub struct Match {
     pub desired: String,
     /// Digest of the child's values at the fields that the desired state sets.
     pub values: u64,
+    /// Whether a container of the child had ports beside the desired ones.
+    pub has_foreign_ports: bool,
 }
 
 struct Confirmed {

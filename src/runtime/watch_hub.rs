@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
-use kube::core::DynamicObject;
+use kube::core::{DynamicObject, DynamicResourceScope, PartialObjectMeta};
 use kube::discovery::ApiResource;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
@@ -38,6 +38,14 @@ impl ResourceName {
     }
 }
 
+impl ResourceName {
+    /// Returns whether its objects are watched by metadata alone and read when they change: a cluster has many
+    /// `ConfigMap`s of up to 1 MiB, few of which concern anybody.
+    pub fn is_watched_by_metadata(&self) -> bool {
+        self.api_version == "v1" && self.plural == "configmaps"
+    }
+}
+
 impl From<&ApiResource> for ResourceName {
     fn from(resource: &ApiResource) -> Self {
         Self { api_version: resource.api_version.clone(), plural: resource.plural.clone() }
@@ -50,7 +58,7 @@ pub trait Observer<K = DynamicObject>: Send + Sync + 'static {
     fn begins(&self, _resource: &ResourceName, _shard: Option<&str>, _generation: u64) {}
     /// A watch begins to list its shard (`None` is the whole cluster).
     fn listing(&self, resource: &ResourceName, shard: Option<&str>);
-    /// An object is there.
+    /// An object is there; of some resources only the metadata, see [`ResourceName::is_watched_by_metadata`].
     fn present(&self, resource: &ResourceName, object: K);
     /// An object was deleted: this is its last state.
     fn gone(&self, resource: &ResourceName, object: K);
@@ -110,25 +118,48 @@ impl WatchHub {
         let handles = shards
             .into_iter()
             .map(|shard| {
-                let api = match &shard {
-                    Some(namespace) => Api::namespaced_with(self.client.clone(), namespace, resource),
-                    None => Api::all_with(self.client.clone(), resource),
-                };
-                let (metrics, full) = (self.metrics.clone(), name.full());
-                let watch = ResourceWatch {
-                    api,
-                    config: self.config.clone(),
-                    resource: name.clone(),
-                    shard,
-                    observer: Arc::clone(&self.observer),
-                    counted: move || metrics.watch(&full, Purpose::Target),
-                    watchdog: self.watchdog.clone(),
-                };
-                let watch = watch.run(self.generation.subscribe());
-                tokio::spawn(self.tasks.guard(format!("the watch of {}", name.plural), watch)).abort_handle()
+                if name.is_watched_by_metadata() {
+                    let observer = Arc::new(MetadataOnly(Arc::clone(&self.observer)));
+                    self.spawn::<PartialObjectMeta>(resource, &name, shard, observer)
+                } else {
+                    self.spawn::<DynamicObject>(resource, &name, shard, Arc::clone(&self.observer))
+                }
             })
             .collect();
         watches.insert(name, handles);
+    }
+
+    fn spawn<K>(
+        &self,
+        resource: &ApiResource,
+        name: &ResourceName,
+        shard: Option<String>,
+        observer: Arc<dyn Observer<K>>,
+    ) -> AbortHandle
+    where
+        K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + 'static,
+    {
+        let api = match &shard {
+            Some(namespace) => Api::<K>::namespaced_with(self.client.clone(), namespace, resource),
+            None => Api::all_with(self.client.clone(), resource),
+        };
+        let (metrics, full) = (self.metrics.clone(), name.full());
+        let watch = ResourceWatch {
+            api,
+            config: self.config.clone(),
+            resource: name.clone(),
+            shard,
+            observer,
+            counted: move || metrics.watch(&full, Purpose::Target),
+            watchdog: self.watchdog.clone(),
+        };
+        let watch = watch.run(self.generation.subscribe());
+        tokio::spawn(self.tasks.guard(format!("the watch of {}", name.plural), watch)).abort_handle()
     }
 
     /// Ends the watches of resources for which `wanted` says no.
@@ -148,6 +179,45 @@ impl WatchHub {
 impl Drop for WatchHub {
     fn drop(&mut self) {
         self.retain(|_| false);
+    }
+}
+
+/// Shows an observer objects of which only the metadata is known.
+struct MetadataOnly(Arc<dyn Observer>);
+
+impl MetadataOnly {
+    fn object(PartialObjectMeta { metadata, .. }: PartialObjectMeta) -> DynamicObject {
+        DynamicObject { types: None, metadata, data: serde_json::Value::Null }
+    }
+}
+
+impl Observer<PartialObjectMeta> for MetadataOnly {
+    fn begins(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
+        self.0.begins(resource, shard, generation);
+    }
+
+    fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
+        self.0.listing(resource, shard);
+    }
+
+    fn present(&self, resource: &ResourceName, object: PartialObjectMeta) {
+        self.0.present(resource, Self::object(object));
+    }
+
+    fn gone(&self, resource: &ResourceName, object: PartialObjectMeta) {
+        self.0.gone(resource, Self::object(object));
+    }
+
+    fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
+        self.0.listed(resource, shard);
+    }
+
+    fn stands(&self, resource: &ResourceName, shard: Option<&str>) {
+        self.0.stands(resource, shard);
+    }
+
+    fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
+        self.0.failing(resource, shard, error);
     }
 }
 

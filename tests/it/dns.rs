@@ -13,8 +13,8 @@ use crate::support::{Bed, Operator, SOON, Settings, condition};
 /// A DNS server, and settings that lead the operator to it.
 struct Scene {
     dns: DnsServer,
-    /// Folder of `resolv.conf`.
-    _folder: Folder,
+    /// Folder of `resolv.conf` and the hosts file.
+    folder: Folder,
     settings: Settings,
 }
 
@@ -24,7 +24,7 @@ async fn scene(resolv_conf: &str) -> Scene {
     let settings = Settings::default()
         .flag(&format!("--resolv-conf={}", file.display()))
         .flag(&format!("--dns-port={}", dns.port()));
-    Scene { dns, _folder: folder, settings }
+    Scene { dns, folder, settings }
 }
 
 fn url(name: &str, receiver: &Receiver) -> String {
@@ -34,11 +34,12 @@ fn url(name: &str, receiver: &Receiver) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_that_hang_delay_their_own_tenant_alone() {
     const HANGING: usize = 40;
-    let Scene { dns, _folder, settings } = scene("").await;
+    let Scene { dns, folder: _folder, settings } = scene("").await;
     let (tenant, other) = (Bed::shared("hanging").await, Bed::shared("prompt").await);
     let receiver = Receiver::start().unwrap();
     let both = format!("--watch-namespace={},{}", tenant.namespace, other.namespace);
-    let _operator = Operator::start(&tenant, settings.flag(&both)).await;
+    // No request gives up its place among those that wait for a lookup.
+    let _operator = Operator::start(&tenant, settings.flag(&both).flag("--send-timeout=10m")).await;
     for number in 0..HANGING {
         dns.silence(&format!("hangs-{number}.test"));
         tenant.webhook(&format!("hangs-{number}"), &url(&format!("hangs-{number}.test"), &receiver)).await;
@@ -55,7 +56,8 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
     other.webhook("prompt", &url("prompt.test", &receiver)).await;
     other.ready("prompt").await;
     let mut hanging: Vec<Instant> = began(&dns.queries()).into_values().collect();
-    assert!(hanging.len() < HANGING, "it had to wait until each of the others had its turn");
+    // Two at a time take two seconds: it would wait 20 seconds or more until half of those before it had their turn.
+    assert!(hanging.len() < HANGING / 2, "it had to wait for the others: {}", hanging.len());
     // Each lookup takes at least two seconds: two tries of a second each.
     hanging.sort();
     for three in hanging.windows(3) {
@@ -67,7 +69,7 @@ async fn names_that_hang_delay_their_own_tenant_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_queries_are_repeated_within_the_attempt() {
-    let Scene { dns, _folder, settings } = scene("").await;
+    let Scene { dns, folder: _folder, settings } = scene("").await;
     let bed = Bed::shared("lost").await;
     let receiver = Receiver::start().unwrap();
     dns.answer("lost.test", Ipv4Addr::LOCALHOST);
@@ -84,7 +86,7 @@ async fn lost_queries_are_repeated_within_the_attempt() {
 /// Many connections within seconds, and a single label that the search list completes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_to_one_name_within_seconds_cost_one_lookup() {
-    let Scene { dns, _folder, settings } = scene("search tenant.test\noptions ndots:5").await;
+    let Scene { dns, folder: _folder, settings } = scene("search tenant.test\noptions ndots:5").await;
     let bed = Bed::shared("often").await;
     let receiver = Receiver::start().unwrap();
     dns.answer("web.tenant.test", Ipv4Addr::LOCALHOST);
@@ -105,20 +107,26 @@ async fn connections_to_one_name_within_seconds_cost_one_lookup() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_in_etc_hosts_are_not_asked_for() {
-    let Scene { dns, _folder, settings } = scene("search tenant.test\noptions ndots:5").await;
+    let Scene { dns, folder, settings } = scene("search tenant.test\noptions ndots:5").await;
     let bed = Bed::shared("hosts").await;
     let receiver = Receiver::start().unwrap();
-    dns.silence("localhost");
-    dns.silence("localhost.tenant.test");
-    let _operator = Operator::start(&bed, settings).await;
-    bed.webhook("local", &url("localhost", &receiver)).await;
-    bed.ready("local").await;
+    let hosts = folder.path().join("hosts");
+    std::fs::write(&hosts, "127.0.0.1 listed.test short\n").unwrap();
+    // No server listens there.
+    for name in ["listed.test", "short.tenant.test"] {
+        dns.answer(name, Ipv4Addr::new(127, 0, 0, 9));
+    }
+    let _operator = Operator::start(&bed, settings.flag(&format!("--hosts-file={}", hosts.display()))).await;
+    for (point, name) in [("listed", "listed.test"), ("short", "short")] {
+        bed.webhook(point, &url(name, &receiver)).await;
+        bed.ready(point).await;
+    }
     assert_eq!(dns.queries(), []);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn address_is_looked_up_again_after_a_failed_connection() {
-    let Scene { dns, _folder, settings } = scene("").await;
+    let Scene { dns, folder: _folder, settings } = scene("").await;
     let bed = Bed::shared("moved").await;
     let receiver = Receiver::start().unwrap();
     // No server listens there.
@@ -139,7 +147,7 @@ async fn address_is_looked_up_again_after_a_failed_connection() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn name_that_leads_to_a_refused_address_is_refused() {
-    let Scene { dns, _folder, settings } = scene("").await;
+    let Scene { dns, folder: _folder, settings } = scene("").await;
     let bed = Bed::shared("metadata").await;
     let _operator = Operator::start(&bed, settings).await;
     for (name, address) in [("four", "169.254.169.254"), ("six", "fd00:ec2::254")] {

@@ -12,7 +12,33 @@ use testbed::Options;
 use testbed::receiver::Receiver;
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings, changes, texts, told};
+use crate::support::{Bed, Operator, SOON, Settings, changes, fill_tracker_role, texts, told};
+
+#[tokio::test]
+async fn kubectl_get_is_short_and_shows_no_value_of_a_former_target() {
+    let bed = Bed::shared("columns").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let image = "registry.example.com/team/application-server:1.29.0";
+    bed.create::<Deployment>("web", workload(1, image, "side:1", false)).await;
+    bed.track("image", "Deployment", "web", "image", "hook").await;
+    bed.delivered("image", &[("Created", Some(image))]).await;
+    let row = async |flags: &[&str]| bed.kubectl(&[&["get", "tf", "image", "--no-headers"], flags].concat()).await;
+    let short = row(&[]).await;
+    assert!(short.contains(" registry.example.co…cation-server:1.29.0 ") && !short.contains(image), "{short}");
+    assert!(row(&["-o", "wide"]).await.contains(image));
+
+    bed.patch::<TrackedField>("image", json!({ "spec": { "target": { "name": "nowhere" } } })).await;
+    let waiting = bed.waiting("image", "TargetNotFound: ").await;
+    let row = |row: &str| row.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let short = row(&bed.kubectl(&["get", "tf", "image", "--no-headers"]).await);
+    assert_eq!(short[..6], ["image", "Deployment", "nowhere", "image", "Delivered", "TargetNotFound"], "{waiting}");
+    bed.patch::<TrackedField>("image", json!({ "spec": { "target": { "name": "web" }, "field": "replicas" } })).await;
+    bed.delivered("image", &[("Created", Some(image)), ("Created", Some("1"))]).await;
+    let short = row(&bed.kubectl(&["get", "tf", "image", "--no-headers"]).await);
+    assert_eq!(short[..6], ["image", "Deployment", "web", "replicas", "1", "Delivered"]);
+}
 
 #[tokio::test]
 async fn words_of_deployments_stateful_sets_and_services() {
@@ -165,7 +191,12 @@ async fn other_kinds_are_granted_and_named_rightly() {
     widgets.serve(&bed).await;
     widgets.put(&bed, json!({ "size": 5 })).await;
     let words = bed.waiting("widget", "Forbidden: ").await;
-    for said in ["is forbidden", "quartermaster.dev/aggregate-to-tracker: \"true\"", &widgets.group, "[\"widgets\"]"] {
+    for said in [
+        "does not grant get, list, watch on widgets",
+        "quartermaster.dev/aggregate-to-tracker: \"true\"",
+        &widgets.group,
+        "[\"widgets\"]",
+    ] {
         assert!(words.contains(said), "{said}: {words}");
     }
     assert_eq!(bed.event("widget", "Forbidden").await, words.trim_start_matches("Forbidden: "));
@@ -231,6 +262,7 @@ async fn a_kind_that_is_made_anew_is_looked_up_anew() {
     let lies_in = async |namespace: Option<&str>| {
         bed.patch::<TrackedField>("it", json!({ "spec": { "target": { "namespace": namespace } } })).await;
     };
+    fill_tracker_role(&bed.plane, &[(&widgets.group, "widgets")]).await;
     widgets.serve_as(&bed, "Cluster", "Widget").await;
     put("Widget", None, 5).await;
     track(&bed, "it", widgets.target(&bed, "Widget", "widgets"), "{.spec.size}").await;

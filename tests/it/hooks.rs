@@ -1,10 +1,12 @@
 //! Webhooks: what a request carries, whom it trusts, and where it does not go.
 
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
 use quartermaster::api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
@@ -240,6 +242,44 @@ async fn where_a_webhook_does_not_go() {
     assert!(target.requests().is_empty());
 }
 
+/// A webhook must not read what only the cluster can reach: neither an answer nor the cause of a missing one.
+#[tokio::test]
+async fn answer_of_a_private_address_is_not_shown_by_default() {
+    let bed = Bed::shared("probe").await;
+    let receiver = Receiver::start().unwrap();
+    receiver.always(Reply::status(StatusCode::NOT_FOUND).body("internal words"));
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (port, other) = (receiver.port(), silent.local_addr().unwrap().port());
+    let settings = Settings::default()
+        .flag("--webhook-quote-private=false")
+        .flag("--send-timeout=1s")
+        .flag(&format!("--webhook-allow-port={port},{other},{}", closed.port()));
+    let _operator = Operator::start(&bed, settings).await;
+    bed.webhook("answers", &receiver.url()).await;
+    bed.webhook("by-name", &format!("http://localhost:{port}/")).await;
+    bed.webhook("silent", &format!("http://localhost:{other}/")).await;
+    bed.webhook("closed", &format!("http://{closed}/")).await;
+    bed.webhook("port", "http://127.0.0.1:1/").await;
+    for name in ["answers", "by-name"] {
+        let (_, said) = condition(&bed.not_ready(name, "NotFound").await);
+        assert!(said.contains("404") && !said.contains("words"), "{said}");
+        assert_eq!(bed.event(name, "NotFound").await, said);
+    }
+    let (_, silent) = condition(&bed.not_ready("silent", "Unreachable").await);
+    let (_, closed) = condition(&bed.not_ready("closed", "Unreachable").await);
+    assert_eq!(silent, closed);
+    let (_, said) = condition(&bed.not_ready("port", "AddressRefused").await);
+    assert!(said.contains("port 1 is refused: it is not in --webhook-allow-port="), "{said}");
+
+    // With the flag the same answer is quoted.
+    let quoted = Bed::on(bed.plane.clone(), "quoted").await;
+    let _operator = Operator::start(&quoted, Settings::default()).await;
+    quoted.webhook("answers", &receiver.url()).await;
+    let (_, said) = condition(&quoted.not_ready("answers", "NotFound").await);
+    assert!(said.contains("internal words"), "{said}");
+}
+
 /// The sample of each place, with `path` of the receiver as its URL.
 async fn sample(bed: &Bed, name: &str, receiver: &Receiver) {
     let file = format!("{}/config/samples/tg_v1_contactpoint_{name}.yaml", env!("CARGO_MANIFEST_DIR"));
@@ -300,7 +340,7 @@ async fn the_samples_give_what_each_place_asks_for() {
     let receiver = Receiver::start().unwrap();
     let operator = Operator::start(&bed, Settings::default()).await;
     let places: [(&str, Read); 4] = [("slack", slack), ("discord", discord), ("teams", teams), ("ntfy", ntfy)];
-    let nasty = "<!channel>&\"@everyone\"\\{{x}}é😀";
+    let nasty = "<!channel>&\"@everyone\"\\{{x}}é😀[Sign in](http://evil.test)";
     let long = "😀".repeat(250);
     bed.service("front", json!([{ "port": 80 }])).await;
     bed.patch::<k8s_openapi::api::core::v1::Service>("front", json!({ "metadata": { "annotations": { "a": nasty } } }))
@@ -318,7 +358,9 @@ async fn the_samples_give_what_each_place_asks_for() {
         let path = format!("/{name}");
         let requests: Vec<Arc<Request>> = taken(&receiver).into_iter().filter(|request| request.path == path).collect();
         let texts: Vec<String> = requests.iter().map(AsRef::as_ref).map(read).collect();
-        assert_eq!(texts, ["Contact point is ready".to_owned(), entry(nasty)], "{name}");
+        // Discord and Teams render Markdown, in which a value must not make a link.
+        let shown = if ["discord", "teams"].contains(&name) { nasty.replace("](", "] (") } else { nasty.to_owned() };
+        assert_eq!(texts, ["Contact point is ready".to_owned(), entry(&shown)], "{name}");
         assert!(requests.iter().all(|request| request.header("ce-specversion") == Some("1.0")));
     }
     // A digest that no place could take whole.

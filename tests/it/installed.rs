@@ -172,6 +172,7 @@ kind: ClusterRole
 metadata: {name: lean-crds}
 rules:
 - {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], resourceNames: [contactpoints.tg.azamaton.ru, trackedfields.tg.azamaton.ru], verbs: [get, list, watch]}
+- {apiGroups: [rbac.authorization.k8s.io], resources: [clusterroles], resourceNames: [quartermaster-tracker-role], verbs: [list, watch]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding

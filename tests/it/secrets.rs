@@ -5,10 +5,11 @@ use std::sync::{Arc, OnceLock};
 use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use quartermaster::api::ContactPoint;
 use rstest::rstest;
 use serde_json::{Value, json};
+use testbed::bot_api::{Chat, Kind};
 use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::Receiver;
 
@@ -177,6 +178,93 @@ async fn shared_secret(bed: &Bed, name: &str, labels: Value, data: Value) -> Api
     let secret = json!({ "metadata": { "name": name, "labels": labels }, "stringData": data });
     api.create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
     api
+}
+
+/// What the owner's annotations exclude reads as if the Secret were not there; nothing is sent with it.
+#[tokio::test]
+async fn shared_secret_is_not_used_beyond_what_its_owner_allows() {
+    let bed = Bed::shared("allowed").await;
+    let telegram = bot_api();
+    let receiver = Receiver::start().unwrap();
+    let settings = Settings::default().telegram(&telegram.url()).flag("--shared-secrets=labelled");
+    let _operator = Operator::start(&bed, settings).await;
+    let name = |what: &str| format!("{}-{what}", bed.namespace);
+    let (namespaces, chats) = ("quartermaster.dev/allowed-namespaces", "quartermaster.dev/allowed-chats");
+    let both = format!("elsewhere, {}", bed.namespace);
+    let cases = [
+        ("namespace", json!({ namespaces: both }), true),
+        ("chat", json!({ chats: format!("@news,{CHAT}") }), true),
+        ("other-namespace", json!({ namespaces: "elsewhere" }), false),
+        ("no-namespace", json!({ namespaces: "" }), false),
+        ("other-chat", json!({ namespaces: both, chats: "-4242" }), false),
+        ("no-chat", json!({ chats: "" }), false),
+    ];
+    let api: Api<Secret> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let labels = json!({ "quartermaster.dev/shared": "true" });
+    for (what, annotations, _) in &cases {
+        let metadata = json!({ "name": name(what), "labels": labels, "annotations": annotations });
+        let secret = json!({ "metadata": metadata, "stringData": { "token": TOKEN } });
+        api.create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
+        bed.create::<ContactPoint>(what, telegram_spec(&name(what), "token")).await;
+    }
+    // A webhook is no chat.
+    let webhook = json!({ "url": receiver.url(), "headerName": "X-Token" });
+    let token = json!({ "secretName": name("chat"), "key": "token" });
+    bed.point("webhook", json!({ "type": "Webhook", "webhookSpec": webhook, "apiToken": token })).await;
+    bed.create::<ContactPoint>("nowhere", telegram_spec(&name("nowhere"), "token")).await;
+    let missing = words(&bed.not_ready("nowhere", "SecretNotFound").await).replace(&name("nowhere"), "SECRET");
+    for (what, _, allowed) in &cases {
+        if *allowed {
+            bed.ready(what).await;
+        } else {
+            let said = words(&bed.not_ready(what, "SecretNotFound").await);
+            assert_eq!(said.replace(&name(what), "SECRET"), missing, "{what}");
+        }
+    }
+    bed.not_ready("webhook", "SecretNotFound").await;
+    assert_eq!((telegram.messages().len(), receiver.requests().len()), (2, 0));
+    assert!(telegram.rejected().is_empty());
+    for (what, ..) in cases {
+        api.delete(&name(what), &DeleteParams::default()).await.unwrap();
+    }
+}
+
+/// A chat that became a supergroup stays allowed under its old number. A status that names another chat opens none.
+#[tokio::test]
+async fn allowed_chat_that_telegram_moved_stays_allowed() {
+    const OLD: i64 = -4_343;
+    const NEW: i64 = -1_001_234_567_891;
+    let bed = Bed::shared("allowed-moved").await;
+    let telegram = bot_api();
+    telegram.add_chat(Chat::new(Kind::Group, OLD).unwrap());
+    telegram.add_chat(Chat::new(Kind::Supergroup, NEW).unwrap());
+    let mut operator = Operator::start(&bed, Settings::default().telegram(&telegram.url())).await;
+    let secret = format!("{}-bot", bed.namespace);
+    let metadata = json!({ "name": secret, "annotations": { "quartermaster.dev/allowed-chats": OLD.to_string() } });
+    let api: Api<Secret> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let shared = json!({ "metadata": metadata, "stringData": { "token": TOKEN } });
+    api.create(&PostParams::default(), &serde_json::from_value(shared).unwrap()).await.unwrap();
+    let spec = json!({ "type": "Telegram", "telegramSpec": { "chatId": OLD }, "apiToken": { "secretName": secret, "key": "token" } });
+    bed.point("group", spec).await;
+    bed.ready("group").await;
+    telegram.add_chat(Chat::new(Kind::Group, OLD).unwrap().upgraded_to(NEW));
+    bed.deployment("web", 1).await;
+    bed.track("replicas", "Deployment", "web", "replicas", "group").await;
+    bed.delivered("replicas", &[("Created", Some("1"))]).await;
+    let moved =
+        |id| move |point: &ContactPoint| point.status.as_ref().is_some_and(|it| it.migrated_to_chat_id == Some(id));
+    bed.until("group", "the new chat", moved(NEW)).await;
+    operator.kill();
+    // Somebody with rights on the status would have the bot write into another chat.
+    let points: Api<ContactPoint> = Api::namespaced(bed.client.clone(), &bed.namespace);
+    let forged = json!({ "status": { "migratedToChatId": CHAT } });
+    points.patch_status("group", &PatchParams::default(), &Patch::Merge(forged)).await.unwrap();
+    operator.restart();
+    bed.scale("web", 2).await;
+    bed.delivered("replicas", &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    let chats: Vec<_> = telegram.messages().iter().map(|message| message.chat_id).collect();
+    assert_eq!(chats, [OLD, NEW, NEW]);
+    api.delete(&secret, &DeleteParams::default()).await.unwrap();
 }
 
 #[rstest]

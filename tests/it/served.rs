@@ -73,7 +73,14 @@ async fn probes_metrics_and_logs() {
         assert!(series(&metrics, start).is_some_and(|value| value >= least), "{start}\n{metrics}");
     }
     assert_eq!(series(&metrics, "quartermaster_notifications_pending"), Some(0.0));
-    assert!(!metrics.contains("leader_election_master_status"), "there is no election");
+    let leads = "leader_election_master_status{name=\"quartermaster\"}";
+    assert_eq!(series(&metrics, leads), Some(1.0), "there is no election, so it acts");
+    for controller in ["contactpoint", "trackedfield"] {
+        let of = |metric: &str| format!("workqueue_{metric}{{name=\"{controller}\",controller=\"{controller}\"}}");
+        let value = |metric: &str| series(&metrics, &of(metric)).unwrap_or_else(|| panic!("no {metric}\n{metrics}"));
+        assert!(value("adds_total") >= 1.0 && value("queue_duration_seconds_count") >= 1.0, "{metrics}");
+        assert!(value("depth") >= 0.0 && value("unfinished_work_seconds") >= 0.0);
+    }
     assert!(!metrics.contains(&bed.namespace), "no label names an object");
 
     let mut passes = 0;

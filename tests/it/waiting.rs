@@ -41,7 +41,6 @@ async fn every_reason_is_said_and_goes() {
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     bed.deployment("web", 1).await;
-    bed.service("front", json!([{ "port": 80 }])).await;
     let since = bed.plane.audit().mark().await.unwrap();
     let other: Namespace =
         serde_json::from_value(json!({ "metadata": { "name": format!("{}-other", bed.namespace) } })).unwrap();
@@ -59,13 +58,6 @@ async fn every_reason_is_said_and_goes() {
             "TargetNotFound",
             format!("StatefulSet {here}/db does not exist"),
             json!({}),
-        ),
-        (
-            "word",
-            json!({ "target": target("Service", here, "front") }),
-            "FieldNotFound",
-            "write targetPort, targetPort:PORT or a JSONPath".into(),
-            json!({ "field": "targetPort" }),
         ),
         (
             "path",
@@ -117,11 +109,13 @@ async fn every_reason_is_said_and_goes() {
         let said = bed.waiting(name, &format!("{reason}: ")).await;
         assert!(said.contains(words.as_str()), "{name}: {said}");
         assert_eq!(format!("{reason}: {}", bed.event(name, reason).await), said);
+        let event = bed.events(name, reason).await.remove(0);
+        assert_eq!(event.reporting_controller.as_deref(), Some("quartermaster"));
         let column = bed.kubectl(&["get", "trackedfield", name]).await;
-        assert!(column.contains("WAITING") && column.contains(&format!("{reason}: ")), "{column}");
+        assert!(column.contains("WAITING") && column.contains(reason) && !column.contains(&said), "{column}");
     }
     // Recorded and not sent without a contact point; neither without a target, a field or a right to look.
-    for (name, wanted) in [("nowhere", &[("Created", Some("1"))][..]), ("target", &[]), ("word", &[]), ("scope", &[])] {
+    for (name, wanted) in [("nowhere", &[("Created", Some("1"))][..]), ("target", &[]), ("scope", &[])] {
         assert_eq!(told(&bed.history(name).await), wanted, "{name}");
     }
     bed.until("point", "pending", |field: &TrackedField| {

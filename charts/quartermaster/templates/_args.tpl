@@ -20,6 +20,13 @@
 {{- range .Values.watchNamespaces }}
 - --watch-namespace={{ . }}
 {{- end }}
+{{- $policies := ternary (include "quartermaster.fullname" .) "" .Values.admissionPolicies.enabled }}
+{{- if ne $policies "quartermaster" }}
+- --admission-policies={{ $policies }}
+{{- end }}
+{{- if .Values.noCrossNamespaceRefs }}
+- --no-cross-namespace-refs
+{{- end }}
 {{- with .Values.clusterName }}
 - {{ printf "--cluster-name=%s" . | quote }}
 {{- end }}
@@ -37,6 +44,12 @@
 {{- end }}
 {{- range .Values.webhook.denyCIDRs }}
 - --webhook-deny-cidr={{ . }}
+{{- end }}
+{{- range .Values.webhook.allowPorts }}
+- --webhook-allow-port={{ int . }}
+{{- end }}
+{{- if .Values.webhook.quotePrivate }}
+- --webhook-quote-private
 {{- end }}
 {{- with .Values.webhook.proxy }}
 - {{ printf "--webhook-proxy=%s" . | quote }}

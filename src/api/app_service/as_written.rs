@@ -9,9 +9,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The longest string in such a field, in characters: Linux takes no longer argument or entry of the environment
-/// (`MAX_ARG_STRLEN`).
-const LONGEST: u32 = 131_072;
+use super::bounds;
+
+/// Longest name or key, in characters (RFC 1123).
+const NAME: u32 = 253;
+/// Longest path, in characters: of a URL, or of a field.
+const PATH: u32 = 1024;
 
 /// A `T` of Kubernetes, with its schema, kept as it was written: a value that the schema lets in and `T` does not hold, such
 /// as a port beyond 32 bits, must not make the whole object unreadable.
@@ -44,15 +47,43 @@ impl<T: JsonSchema> JsonSchema for AsWritten<T> {
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let mut schema = T::json_schema(generator);
-        RecursiveTransform(bound).transform(&mut schema);
+        RecursiveTransform(bound_children).transform(&mut schema);
         schema
     }
 }
 
-/// Kubernetes' own strings have no bounds in their schemas.
-fn bound(schema: &mut Schema) {
-    if schema.get("type").is_some_and(|type_| type_ == "string") && schema.get("maxLength").is_none() {
-        schema.insert("maxLength".into(), LONGEST.into());
+/// Bounds what Kubernetes' own schemas leave unbounded: strings by the name of their field, lists by the most entries that
+/// are of use.
+fn bound_children(schema: &mut Schema) {
+    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
+    for (name, property) in properties {
+        let longest = match name.as_str() {
+            "value" => bounds::MAX_TEXT,
+            "path" | "fieldPath" => PATH,
+            _ => NAME,
+        };
+        match property["type"].as_str() {
+            Some("string") => put(property, "maxLength", longest),
+            Some("array") => {
+                put(property, "maxItems", bounds::MAX_PARTS);
+                let item = &mut property["items"];
+                if item["type"] == "string" {
+                    put(item, "maxLength", bounds::MAX_TEXT);
+                }
+            }
+            _ if property["x-kubernetes-int-or-string"] == true => put(property, "maxLength", NAME),
+            _ => {}
+        }
+        if let Some(rule) = bounds::of_part(name) {
+            property["x-kubernetes-validations"] = rule;
+        }
+    }
+}
+
+/// Sets a bound that is not there.
+fn put(schema: &mut Value, bound: &str, limit: u32) {
+    if let Some(schema) = schema.as_object_mut() {
+        schema.entry(bound).or_insert_with(|| limit.into());
     }
 }
 

@@ -6,8 +6,10 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 use super::common::rule_over;
+use super::my_app::BAD_PROFILE;
 
 mod as_written;
+mod bounds;
 mod parts;
 mod port;
 mod status;
@@ -62,6 +64,9 @@ pub const GROUP: &str = "kosmos.io";
     validation = cluster_ip_takes_no_node_port(),
     validation = ingress_needs_a_port(),
     validation = autoscaling_needs_cpu(),
+    validation = bounds::probe_port("livenessProbe"),
+    validation = bounds::probe_port("readinessProbe"),
+    validation = bounds::probe_port("startupProbe"),
 )]
 pub struct AppServiceSpec {
     /// How many Pods run. While `autoscaling` is set it is not looked at, but where the Deployment is made.
@@ -75,7 +80,7 @@ pub struct AppServiceSpec {
     pub image: String,
     /// What the Service listens on; without ports there is no Service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = port::MAX_PORTS))]
     #[x_kube(
         validation = port::NAMED,
         validation = port::NAMES_DIFFER,
@@ -94,10 +99,12 @@ pub struct AppServiceSpec {
     pub service_type: Option<String>,
     /// Environment of the container, as in a Pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    #[schemars(length(max = bounds::MAX_TEXTS), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    #[x_kube(validation = bounds::env())]
     pub env: Vec<AsWritten<EnvVar>>,
     /// Environment of the container from `ConfigMaps` and Secrets, as in a Pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = bounds::MAX_SOURCES))]
     pub env_from: Vec<AsWritten<EnvFromSource>>,
     /// What the container asks for, and what it may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -121,11 +128,13 @@ pub struct AppServiceSpec {
     pub image_pull_policy: Option<String>,
     /// What the container runs, in place of the image's entrypoint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(inner(length(max = 131_072)))]
+    #[schemars(length(max = bounds::MAX_TEXTS), inner(length(max = bounds::MAX_TEXT)))]
+    #[x_kube(validation = bounds::command())]
     pub command: Vec<String>,
     /// Its arguments, in place of the image's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(inner(length(max = 131_072)))]
+    #[schemars(length(max = bounds::MAX_TEXTS), inner(length(max = bounds::MAX_TEXT)))]
+    #[x_kube(validation = bounds::args())]
     pub args: Vec<String>,
     /// The `ServiceAccount` of the Pods, in this namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -135,6 +144,12 @@ pub struct AppServiceSpec {
         "write the name of a ServiceAccount: lower-case letters, digits, '-' and '.'",
     ))]
     pub service_account_name: Option<String>,
+    /// `Restricted`: the Pods fit the restricted pod security profile, so they run as user 65532. `Baseline`, and unless given:
+    /// they run as their image says, and fit the baseline profile only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = ("self in ['Restricted', 'Baseline']", BAD_PROFILE))]
+    pub pod_security: Option<String>,
     /// Secrets with which the image is pulled, in this namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
@@ -175,7 +190,7 @@ fn name_of_a_service() -> Rule {
 fn cluster_ip_takes_no_node_port() -> Rule {
     rule_over(
         &["serviceType", "ports"],
-        "!has(self.serviceType) || self.serviceType != 'ClusterIP' || !has(self.ports) \
+        "!has(self.serviceType) || self.serviceType != 'ClusterIP' || !has(self.ports) || size(self.ports) > 64 \
          || self.ports.all(p, !has(p.nodePort) || p.nodePort == 0)",
         NO_NODE_PORT,
     )

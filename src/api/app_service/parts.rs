@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::MAX_RESOURCES;
 use crate::api::common::SECRET_NAME;
 
 /// What the container asks for, and what it may use.
@@ -31,7 +32,11 @@ fn quantities(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "object",
         "additionalProperties": { "x-kubernetes-int-or-string": true, "maxLength": 64, "pattern": QUANTITY },
-        "maxProperties": 32,
+        "maxProperties": MAX_RESOURCES,
+        "x-kubernetes-validations": [{
+            "rule": "self.all(name, size(name) <= 317)",
+            "message": "write the name of a resource in at most 317 characters, such as cpu or nvidia.com/gpu",
+        }],
     })
 }
 

@@ -122,25 +122,29 @@ macro_rules! same_protocol {
     };
 }
 
+/// Most ports. The rules over all ports pass a longer list: `maxItems` refuses a new one, and an older one would exceed what a
+/// rule may cost at runtime.
+pub const MAX_PORTS: usize = 64;
+
 /// Rules over all ports, each with its message.
 pub const NAMED: (&str, &str) = (
-    "self.size() < 2 || self.all(p, has(p.name) && p.name != '')",
+    "self.size() < 2 || self.size() > 64 || self.all(p, has(p.name) && p.name != '')",
     "several ports need a name each: add name, such as name: http",
 );
 /// As above.
 pub const NAMES_DIFFER: (&str, &str) = (
-    "self.all(p, !has(p.name) || p.name == '' || self.exists_one(q, has(q.name) && q.name == p.name))",
+    "self.size() > 64 || self.all(p, !has(p.name) || p.name == '' || self.exists_one(q, has(q.name) && q.name == p.name))",
     "two ports have the same name: give each one of its own",
 );
 /// As above.
 pub const PORTS_DIFFER: (&str, &str) = (
-    concat!("self.all(p, self.exists_one(q, q.port == p.port && ", same_protocol!(), "))"),
+    concat!("self.size() > 64 || self.all(p, self.exists_one(q, q.port == p.port && ", same_protocol!(), "))"),
     "the same port stands there twice: remove one, or give it another protocol",
 );
 /// As above.
 pub const NODE_PORTS_DIFFER: (&str, &str) = (
     concat!(
-        "self.all(p, !has(p.nodePort) || p.nodePort == 0 || self.exists_one(q, has(q.nodePort) && q.nodePort == p.nodePort && ",
+        "self.size() > 64 || self.all(p, !has(p.nodePort) || p.nodePort == 0 || self.exists_one(q, has(q.nodePort) && q.nodePort == p.nodePort && ",
         same_protocol!(),
         "))"
     ),
@@ -149,7 +153,7 @@ pub const NODE_PORTS_DIFFER: (&str, &str) = (
 /// As above. A container's port has one protocol, and its name is given once.
 pub const ONE_PROTOCOL_A_NAME: (&str, &str) = (
     concat!(
-        "self.all(p, !has(p.targetPort) || !(type(p.targetPort) in [string]) || p.targetPort == '' || self.all(q, !has(q.targetPort) \
+        "self.size() > 64 || self.all(p, !has(p.targetPort) || !(type(p.targetPort) in [string]) || p.targetPort == '' || self.all(q, !has(q.targetPort) \
          || !(type(q.targetPort) in [string]) || !(q.targetPort in [p.targetPort]) || ",
         same_protocol!(),
         "))"

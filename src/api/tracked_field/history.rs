@@ -85,6 +85,10 @@ pub struct Entry {
     /// The value, up to 1,024 bytes of it. Absent when the resource is deleted or the field is not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
+    /// Of the last entry: what `kubectl get` prints in place of a `value` of more than 40 characters. Empty once the spec
+    /// tracks another target or field than the entry's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_value: Option<String>,
     /// The resource has no such field: not the same as an empty or false one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub missing: bool,

@@ -90,7 +90,7 @@ impl Adopt<'_> {
     async fn copies(&self) -> anyhow::Result<Vec<Found>> {
         // Where Kubernetes itself lives nothing is offered.
         let planned =
-            |sync: &ConfigMapSync| Some((Plan::of(&sync.spec, &Scope::Cluster, false).ok()?, sync.spec.clone()));
+            |sync: &ConfigMapSync| Some((Plan::of(&sync.spec, &Scope::Cluster, false, None).ok()?, sync.spec.clone()));
         let (syncs, uids) = self.resources(planned).await?;
         let mut namespaces: Vec<(String, BTreeMap<String, String>)> = Vec::new();
         if syncs.iter().any(|((plan, _), _)| plan.selects()) {

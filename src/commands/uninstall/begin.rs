@@ -74,6 +74,10 @@ impl Uninstall<'_> {
             }
             out.line("")?;
         }
+        if self.args.dry_run {
+            out.line("Dry run: nothing was deleted.")?;
+            return Ok(ControlFlow::Break(ExitCode::SUCCESS));
+        }
         let asked = Instant::now();
         if !self.args.yes && !agreed(out).await? {
             return Ok(ControlFlow::Break(ExitCode::from(USAGE)));

@@ -240,12 +240,13 @@ pub(super) mod tests {
 
     use super::*;
     use crate::api::config_map_sync as sync;
+    use crate::cli::commands::Program;
 
     const KEEP: How = How { keep_children: true, without_operator: false };
     const WITHOUT: How = How { keep_children: false, without_operator: true };
     const BOTH: How = How { keep_children: true, without_operator: true };
     const PLAIN: How = How { keep_children: false, without_operator: false };
-    const HERE: Cluster = Cluster { kubeconfig: None, context: None };
+    const HERE: Cluster = Cluster { kubeconfig: None, context: None, program: Program("quartermaster") };
 
     /// `marks`: `g` guarded by our finalizer, `d` being deleted, `s` suspended, `n` and the operator has taken note, `o` orphans.
     pub fn target(controller: &str, marks: &str) -> Target {

@@ -20,6 +20,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::validate::App;
 use crate::api::app_service::TCP;
+use crate::api::my_app::RESTRICTED;
+use crate::controllers::pod::{restricted_container, restricted_pod};
 
 /// Label that the Pods are selected by, as the original program has it.
 pub const APP: &str = "app";
@@ -58,6 +60,8 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
         requests: filled(resources.requests.clone()),
         claims: None,
     });
+    // Without podSecurity the template is the original program's, so that adoption restarts nothing.
+    let restricted = spec.pod_security.as_deref() == Some(RESTRICTED);
     let container = Container {
         name: app.name.into(),
         image: Some(spec.image.clone()),
@@ -71,6 +75,7 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
         readiness_probe: app.readiness.clone(),
         startup_probe: app.startup.clone(),
         resources,
+        security_context: restricted.then(restricted_container),
         ..Container::default()
     };
     let secrets = spec.image_pull_secrets.iter().map(|secret| LocalObjectReference { name: secret.name.clone() });
@@ -80,6 +85,7 @@ pub fn deployment(app: &App, replicas: Option<i32>, ports: bool) -> Deployment {
         // Kubernetes fills in either from the other: whichever we did not name would bring a dropped one back.
         service_account: spec.service_account_name.clone(),
         image_pull_secrets: Some(secrets.collect::<Vec<_>>()).filter(|secrets| !secrets.is_empty()),
+        security_context: restricted.then(restricted_pod),
         ..PodSpec::default()
     };
     Deployment {

@@ -23,6 +23,7 @@ use crate::controllers::pod;
 use crate::runtime::cache::Touched;
 use crate::runtime::children::{Children, Trouble, Writer};
 use crate::runtime::conditions::READY;
+use crate::runtime::drift::CONTESTED;
 use crate::runtime::events::Events;
 use crate::runtime::manager::Manager;
 use crate::runtime::owners::Owners;
@@ -43,7 +44,7 @@ pub const NAME: &str = "appservice";
 /// The kind.
 pub const KIND: Kind = Kind::of::<AppService>(
     NAME,
-    &["cf8d592e0fa0b500"],
+    &["b9879e7b878d723a"],
     Lends::Deployments,
     &[
         // Patched: the original program's annotation is taken away.
@@ -131,7 +132,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         client: manager.client.clone(),
         apps: Owners::new(manager.client.clone(), apps.store.clone()),
         deployments: Children::new(manager, &writer, Running::of, wake()),
-        services: Children::that_may_lose(manager, &writer, Served::of, settle::lost_a_port, wake()),
+        services: Children::with_quirks(manager, &writer, Served::of, settle::SERVICE_QUIRKS, wake()),
         autoscalers: Children::new(manager, &writer, InactiveScaling::of, wake()),
         ingresses: Children::new(manager, &writer, |_| (), wake()),
         events,
@@ -177,7 +178,8 @@ impl AppServices {
             return Ok(app);
         }
         let api = self.api(key);
-        let without = apply::annotate(&api, MANAGER, app.as_ref(), OLD_SPEC, None);
+        let removed = [(OLD_SPEC, None)].into();
+        let without = apply::annotate(&api, MANAGER, app.as_ref(), &removed);
         self.written.object(key, without).await.map_err(Error::RemoveOldSpec)
     }
 
@@ -247,7 +249,13 @@ impl Reconciler for AppServices {
             return Ok(Outcome::Done);
         };
         // The original program, which never wrote a status, left its annotation.
-        let owner = owner.fresh(app.status.is_none() && !app.annotations().contains_key(OLD_SPEC));
+        let before = app.status.as_ref();
+        let stood = before.and_then(|status| status.condition(READY));
+        let contested = stood.filter(|ready| ready.reason.as_deref() == Some(CONTESTED));
+        let owner = owner
+            .fresh(before.is_none() && !app.annotations().contains_key(OLD_SPEC))
+            .handled(before.and_then(|status| status.observed_generation))
+            .contested(contested.and_then(|ready| ready.message.clone()));
         // Also where nothing is to be written: what there is stands in the status.
         self.deployments.ready().await;
         self.services.ready().await;
@@ -261,10 +269,6 @@ impl Reconciler for AppServices {
                 Err(words) => Some(Problem::SpecInvalid(words)),
             }
         };
-        if let Some(Problem::Paced(wait)) = problem {
-            // The Deployment is not confirmed yet, so there is no state to report.
-            return Ok(Outcome::RequeueAfter(wait));
-        }
         let foreign = |it| matches!(&problem, Some(Problem::Conflict { parts, .. }) if parts.contains(&it));
         let rollout = self.deployments.report(&key, &key).filter(|_| !foreign(Part::Deployment));
         let rollout = rollout.map(|running| running.rollout);

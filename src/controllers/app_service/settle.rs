@@ -13,7 +13,7 @@ use super::validate::App;
 use super::{AppServices, Error, build};
 use crate::api::AppService;
 use crate::api::app_service::TCP;
-use crate::runtime::children::Trouble;
+use crate::runtime::children::{Quirks, Trouble};
 use crate::runtime::drift::Advice;
 use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome};
@@ -86,8 +86,6 @@ pub enum Problem {
         /// Delay until the next reconcile.
         again: Duration,
     },
-    /// The rate limit delays an object's apply by this time.
-    Paced(Duration),
 }
 
 impl fmt::Display for Problem {
@@ -101,7 +99,6 @@ impl fmt::Display for Problem {
             | Self::Rejected(words)
             | Self::Deleting(words)
             | Self::Contested { words, .. } => f.write_str(words),
-            Self::Paced(_) => f.write_str("waits for its turn to be applied"),
             Self::Unwritten(Trouble::Api { what, error: kube::Error::Api(said) }) => {
                 write!(f, "{what} could not be read or written: {}", said.message)
             }
@@ -121,7 +118,7 @@ impl Problem {
             Self::Forbidden(_) => "Forbidden",
             Self::Rejected(_) => "Rejected",
             Self::Deleting(_) => "Deleting",
-            Self::Unwritten(_) | Self::Paced(_) => "Unwritten",
+            Self::Unwritten(_) => "Unwritten",
             Self::Contested { .. } => drift::CONTESTED,
         }
     }
@@ -136,7 +133,7 @@ impl Problem {
             Self::Conflict { .. } | Self::NodePortTaken(_) | Self::Forbidden(_) | Self::Deleting(_) => {
                 Ok(Outcome::Waiting)
             }
-            Self::Contested { again, .. } | Self::Paced(again) => Ok(Outcome::RequeueAfter(again)),
+            Self::Contested { again, .. } => Ok(Outcome::RequeueAfter(again)),
             Self::Rejected(words) => Err(Error::Rejected(words)),
             Self::Unwritten(trouble) => Err(trouble.into()),
         }
@@ -150,8 +147,7 @@ impl Problem {
                 parts.extend(others);
                 Self::Conflict { parts, words: format!("{words}; {more}") }
             }
-            (Self::Paced(one), Self::Paced(other)) => Self::Paced(one.min(other)),
-            (Self::Paced(_) | Self::Rejected(_), next) if !matches!(next, Self::Rejected(_)) => next,
+            (Self::Rejected(_), next) if !matches!(next, Self::Rejected(_)) => next,
             (first, _) => first,
         }
     }
@@ -162,7 +158,6 @@ impl Problem {
         match &trouble {
             Trouble::Conflict(_) => Self::Conflict { parts: vec![part], words },
             Trouble::Going(_) => Self::Deleting(words),
-            Trouble::Paced { wait, .. } => Self::Paced(*wait),
             Trouble::Refused { said, .. } if is_taken(said) => Self::NodePortTaken(words),
             Trouble::Refused { said, .. } if said.code == 403 || apply::is_denied(said) => Self::Forbidden(words),
             Trouble::Refused { .. } => Self::Rejected(words),
@@ -204,9 +199,20 @@ fn has_twins(ports: &[ContainerPort]) -> bool {
     once.len() < ports.len()
 }
 
+/// Properties of Services.
+pub const SERVICE_QUIRKS: Quirks<Service> = Quirks { lost: lost_a_port, release: release_ports };
+
+/// Removes the node ports that the live Service holds: the apiserver would find them taken.
+fn release_ports(desired: &mut Service, live: &Service) {
+    let held: Vec<_> = ports(live).filter_map(|port| port.node_port).collect();
+    for port in desired.spec.iter_mut().flat_map(|spec| spec.ports.iter_mut().flatten()) {
+        port.node_port = port.node_port.filter(|number| !held.contains(number));
+    }
+}
+
 /// Whether a port on the nodes that was asked for is not what the Service has. An apiserver whose cache is behind takes it, and
 /// keeps the one from before.
-pub fn lost_a_port(sent: &Service, there: &Service) -> bool {
+fn lost_a_port(sent: &Service, there: &Service) -> bool {
     let is_there = |port: &ServicePort| {
         ports(there).any(|it| (it.port, &it.protocol, it.node_port) == (port.port, &port.protocol, port.node_port))
     };

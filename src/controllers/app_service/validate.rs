@@ -10,6 +10,7 @@ use crate::api::app_service::{
     AppServiceSpec, AsWritten, INGRESS_NEEDS_A_PORT, NAME, NAMED, NAMES_DIFFER, NO_NODE_PORT, NODE_PORTS_DIFFER,
     ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP, TargetPort,
 };
+use crate::api::my_app::{BAD_PROFILE, BASELINE, RESTRICTED};
 
 /// The type of the Service, unless the spec gives another one.
 const NODE_PORT: &str = "NodePort";
@@ -63,6 +64,9 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
     }
     if spec.ingress.is_some() && !spec.ports.iter().any(|port| port.protocol() == TCP) {
         return Err(format!("spec: {INGRESS_NEEDS_A_PORT}"));
+    }
+    if spec.pod_security.as_deref().is_some_and(|profile| ![RESTRICTED, BASELINE].contains(&profile)) {
+        return Err(format!("spec.podSecurity: {BAD_PROFILE}"));
     }
     check_ports(&spec.ports).map_err(|rule| format!("spec.ports: {rule}"))?;
     Ok(App {

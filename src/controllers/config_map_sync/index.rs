@@ -153,22 +153,30 @@ impl Index {
 
     /// The namespaces that are to have a copy by `plan`.
     pub fn destinations(&self, plan: &Plan) -> Vec<(String, Presence)> {
-        let known = *self.namespaces.borrow() == Names::Listed;
         let state = self.state();
-        let stands = |place: Option<&Place>| match place {
-            Some(place) if known && place.going => Presence::Going,
-            None if known => Presence::Missing,
-            _ => Presence::There,
-        };
         match &plan.to {
             Destinations::Named(names) => {
-                names.iter().map(|name| (name.clone(), stands(state.namespaces.get(name)))).collect()
+                names.iter().map(|name| (name.clone(), self.presence(&state, name))).collect()
             }
             Destinations::Selected { .. } => {
                 let reached = state.namespaces.iter().filter(|(name, place)| plan.reaches(name, Some(&place.labels)));
                 // One that goes takes its copy with it.
                 reached.filter(|(_, place)| !place.going).map(|(name, _)| (name.clone(), Presence::There)).collect()
             }
+        }
+    }
+
+    /// Returns whether the namespace of the source is known not to exist.
+    pub fn lacks_source_namespace(&self, plan: &Plan) -> bool {
+        self.presence(&self.state(), &plan.source.namespace) == Presence::Missing
+    }
+
+    fn presence(&self, state: &State, namespace: &str) -> Presence {
+        let known = *self.namespaces.borrow() == Names::Listed;
+        match state.namespaces.get(namespace) {
+            Some(place) if known && place.going => Presence::Going,
+            None if known => Presence::Missing,
+            _ => Presence::There,
         }
     }
 
@@ -190,7 +198,8 @@ impl Index {
         let uid = copy.labels().get(OWNER_UID).cloned().unwrap_or_default();
         let known = known(copy, uid);
         let owner = known.owner.clone();
-        if !self.copies.wrote(key, known, Match { desired: digest.to_owned(), values: 0 }) {
+        let matched = Match { desired: digest.to_owned(), values: 0, has_foreign_ports: false };
+        if !self.copies.wrote(key, known, matched) {
             self.wake(&owner);
         }
     }
@@ -225,7 +234,8 @@ impl Index {
             Some(place) => state.namespaces.insert(name.to_owned(), place),
             None => state.namespaces.remove(name),
         };
-        let concerned = state.syncs.iter().filter(|(_, it)| it.plan.selects() || it.plan.reaches(name, None));
+        let is_concerned = |plan: &Plan| plan.selects() || plan.reaches(name, None) || *plan.source.namespace == *name;
+        let concerned = state.syncs.iter().filter(|(_, it)| is_concerned(&it.plan));
         let mut concerned: BTreeSet<_> = concerned.map(|(key, _)| key.clone()).collect();
         concerned.append(&mut state.looping);
         drop(state);

@@ -145,6 +145,7 @@ pub struct ConfigMapSyncs {
     scope: Scope,
     /// Copies may be written where Kubernetes itself lives.
     protected: bool,
+    no_cross_namespace_refs: bool,
     index: Arc<Index>,
     copies: Copies,
     events: Events,
@@ -172,6 +173,7 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
         client: manager.client.clone(),
         scope: manager.scope.clone(),
         protected: manager.config.protected_destinations,
+        no_cross_namespace_refs: manager.config.no_cross_namespace_refs,
         copies: Copies::new(manager.client.clone(), Arc::clone(&index), owners, drift),
         index,
         events,
@@ -198,7 +200,8 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
 
 impl ConfigMapSyncs {
     fn plan(&self, sync: &ConfigMapSync) -> Result<Plan, Refused> {
-        Plan::of(&sync.spec, &self.scope, self.protected)
+        let only = sync.metadata.namespace.as_deref().filter(|_| self.no_cross_namespace_refs);
+        Plan::of(&sync.spec, &self.scope, self.protected, only)
     }
 
     fn api(&self, key: &Key) -> Api<ConfigMapSync> {
@@ -231,7 +234,15 @@ impl ConfigMapSyncs {
         let source = match source.get_opt(&plan.source.name).await {
             Ok(Some(source)) => source,
             Ok(None) => {
-                let words = format!("ConfigMap {} does not exist: create it; what was copied of it stays", plan.source);
+                let words = if self.index.lacks_source_namespace(plan) {
+                    let Key { namespace, name, .. } = &plan.source;
+                    format!(
+                        "namespace {namespace} of ConfigMap {name} does not exist: correct spec.sourceNamespace, or create \
+                         both (existing copies are kept)"
+                    )
+                } else {
+                    format!("ConfigMap {} does not exist: create it (existing copies are kept)", plan.source)
+                };
                 let ours = self.ours(owner);
                 let there = ours.iter().filter(|copy| wanted.contains(copy)).cloned().collect();
                 let (cleared, _) = self.clear(owner, sync, ours, &wanted, &there).await;

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
 
 use crate::api::config_map_sync::{ConfigMapSyncSpec, LABELS};
+use crate::cli::NO_CROSS_NAMESPACE_REFS;
 use crate::runtime::{Key, Scope};
 
 /// Namespaces that Kubernetes itself lives in.
@@ -56,8 +57,9 @@ pub enum Destinations {
 }
 
 impl Plan {
-    /// What `spec` says. `protected`: copies may be written where Kubernetes itself lives.
-    pub fn of(spec: &ConfigMapSyncSpec, scope: &Scope, protected: bool) -> Result<Self, Refused> {
+    /// What `spec` says. `protected`: copies may be written where Kubernetes itself lives. `only`: the one namespace that may be
+    /// named, if references to others are refused.
+    pub fn of(spec: &ConfigMapSyncSpec, scope: &Scope, protected: bool, only: Option<&str>) -> Result<Self, Refused> {
         let name = spec.copy_name();
         if spec.source_namespace.is_empty() || spec.config_map_name.is_empty() {
             return Err(Refused::SpecInvalid("write sourceNamespace and configMapName: what is to be copied".into()));
@@ -85,10 +87,17 @@ impl Plan {
         }
         named.extend(single.cloned());
         let outside = |namespace: &str| {
-            Refused::OutOfScope(format!("this operator does not watch namespace {namespace:?} (--watch-namespace)"))
+            let words = if !scope.covers(namespace) {
+                format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
+            } else if only.is_some_and(|only| only != namespace) {
+                format!("namespace {namespace:?} is not the ConfigMapSync's own ({NO_CROSS_NAMESPACE_REFS})")
+            } else {
+                return None;
+            };
+            Some(Refused::OutOfScope(words))
         };
-        if !scope.covers(&spec.source_namespace) {
-            return Err(outside(&spec.source_namespace));
+        if let Some(refused) = outside(&spec.source_namespace) {
+            return Err(refused);
         }
         if !protected && PROTECTED_NAMES.contains(&name) {
             return Err(Refused::DestinationRefused(format!(
@@ -104,6 +113,12 @@ impl Plan {
                      destinationNamespaces"
                         .into(),
                 ));
+            }
+            Some(_) if only.is_some() => {
+                return Err(Refused::OutOfScope(format!(
+                    "destinationNamespaceSelector selects other namespaces than the ConfigMapSync's own \
+                     ({NO_CROSS_NAMESPACE_REFS})"
+                )));
             }
             Some(selector) => {
                 if let Some(bad) = impossible(selector) {
@@ -126,8 +141,8 @@ impl Plan {
                     ));
                 }
                 for namespace in std::mem::take(&mut named) {
-                    if !scope.covers(&namespace) {
-                        refused.insert(namespace.clone(), outside(&namespace));
+                    if let Some(why) = outside(&namespace) {
+                        refused.insert(namespace, why);
                     } else if !protected && PROTECTED_NAMESPACES.contains(&&*namespace) {
                         let words = format!(
                             "copies in {namespace} are refused, because Kubernetes itself lives there: name another \
@@ -237,7 +252,7 @@ mod tests {
     fn plan(spec: &Value, scope: &Scope, protected: bool) -> Result<Plan, Refused> {
         let mut whole = json!({ "sourceNamespace": "a", "configMapName": "c" });
         whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
-        Plan::of(&serde_json::from_value(whole).unwrap(), scope, protected)
+        Plan::of(&serde_json::from_value(whole).unwrap(), scope, protected, None)
     }
 
     #[rstest]

@@ -11,7 +11,7 @@ use secrecy::SecretString;
 
 use super::standing;
 use crate::api::ContactPoint;
-use crate::api::common::{SECRET_NAME, SHARED, SecretKeySelector};
+use crate::api::common::{ALLOWED_CHATS, ALLOWED_NAMESPACES, SECRET_NAME, SHARED, SecretKeySelector};
 use crate::api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
 use crate::cli::SharedSecrets;
 use crate::notify::Endpoint;
@@ -106,15 +106,15 @@ async fn telegram(secrets: &mut Secrets<'_>) -> Result<Chat, Blocked> {
         point.spec.api_token.as_ref().ok_or_else(|| {
             Blocked::SpecInvalid("type Telegram needs spec.apiToken: name the bot token's Secret".into())
         })?;
+    let wanted = spec
+        .chat_id
+        .as_ref()
+        .ok_or_else(|| Blocked::SpecInvalid("type Telegram needs spec.telegramSpec.chatId: add the chat".into()))?;
     let migrated = standing::migrated(point.status.as_ref(), &standing::digest(&point.spec));
-    let chat = match (&spec.chat_id, migrated) {
-        (Some(ChatId::Id(_)), Some(migrated)) => ChatId::Id(migrated),
-        (Some(chat), _) => chat.clone(),
-        (None, _) => {
-            return Err(Blocked::SpecInvalid("type Telegram needs spec.telegramSpec.chatId: add the chat".into()));
-        }
-    };
     let token = secrets.value(reference).await?;
+    let chats = secrets.secret(&reference.secret_name).await?.chats;
+    let chat =
+        allowed_chat(chats.as_deref(), wanted, migrated).ok_or_else(|| secrets.not_found(&reference.secret_name))?;
     Chat::new(&token.0, chat, spec.message_thread_id, spec.disable_notification.unwrap_or_default())
         .map_err(|error| secrets.invalid(reference, &error))
 }
@@ -174,6 +174,26 @@ async fn webhook(secrets: &mut Secrets<'_>) -> Result<Hook, Blocked> {
     })
 }
 
+/// Returns the chat to send to, if the Secret's owner allows it. `allowed` lists the chats; none means every chat.
+///
+/// A chat that Telegram moved stays allowed. The new chat comes from the status, which others than the operator may be able
+/// to write: unless it is listed itself, the message goes to the listed chat, and Telegram tells the new one again.
+fn allowed_chat(allowed: Option<&str>, wanted: &ChatId, migrated: Option<i64>) -> Option<ChatId> {
+    let moved = migrated.filter(|_| matches!(wanted, ChatId::Id(_))).map(ChatId::Id);
+    let Some(allowed) = allowed else { return Some(moved.unwrap_or_else(|| wanted.clone())) };
+    let is_listed = |chat: &ChatId| match chat {
+        ChatId::Id(id) => lists(allowed, |entry| entry.parse() == Ok(*id)),
+        // Telegram does not distinguish upper and lower case in names.
+        ChatId::Name(name) => lists(allowed, |entry| entry.eq_ignore_ascii_case(name)),
+    };
+    moved.filter(is_listed).or_else(|| Some(wanted.clone()).filter(is_listed))
+}
+
+/// Returns whether an entry of a comma-separated list matches.
+fn lists(list: &str, matches: impl Fn(&str) -> bool) -> bool {
+    list.split(',').map(str::trim).any(|entry| !entry.is_empty() && matches(entry))
+}
+
 /// The Secrets of one contact point, each read once.
 struct Secrets<'a> {
     source: &'a Source,
@@ -188,11 +208,14 @@ struct Found {
     resource_version: String,
     /// From the operator's namespace: what it lacks is not told.
     shared: bool,
+    /// Chats that the owner of a shared Secret allows; none: every chat.
+    chats: Option<String>,
 }
 
 impl Found {
     fn new(secret: Secret, shared: bool) -> Self {
         Self {
+            chats: secret.annotations().get(ALLOWED_CHATS).filter(|_| shared).cloned(),
             uid: secret.uid().unwrap_or_default(),
             resource_version: secret.resource_version().unwrap_or_default(),
             data: secret.data.unwrap_or_default(),
@@ -300,9 +323,16 @@ impl Secrets<'_> {
     }
 
     /// A Telegram token goes to the configured Bot API alone; a webhook's goes wherever its owner says, so the
-    /// Secret's owner has to agree.
+    /// Secret's owner has to agree. A list of chats excludes webhooks, which are none.
     fn may_share(&self, secret: &Secret) -> bool {
-        self.point.spec.type_ == TELEGRAM || secret.labels().get(SHARED).is_some_and(|value| value == "true")
+        let own = self.point.namespace().unwrap_or_default();
+        let namespaces = secret.annotations().get(ALLOWED_NAMESPACES);
+        if !namespaces.is_none_or(|namespaces| lists(namespaces, |namespace| namespace == own)) {
+            return false;
+        }
+        self.point.spec.type_ == TELEGRAM
+            || (secret.labels().get(SHARED).is_some_and(|value| value == "true")
+                && !secret.annotations().contains_key(ALLOWED_CHATS))
     }
 
     fn not_found(&self, name: &str) -> Blocked {
@@ -314,5 +344,42 @@ impl Secrets<'_> {
             format!("in namespace {own:?}")
         };
         Blocked::SecretNotFound(format!("there is no usable Secret {name:?} {places}; create it in {own:?}"))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn chat(text: &str) -> ChatId {
+        text.parse().map_or_else(|_| ChatId::Name(text.into()), ChatId::Id)
+    }
+
+    #[rstest]
+    #[case::no_limit(None, "-7", None, Some("-7"))]
+    #[case::no_limit_and_moved(None, "-7", Some(-100), Some("-100"))]
+    #[case::listed(Some("-7"), "-7", None, Some("-7"))]
+    #[case::among_others(Some("5, -7 ,@news"), "-7", None, Some("-7"))]
+    #[case::not_listed(Some("5,-77"), "-7", None, None)]
+    #[case::no_chat_at_all(Some(""), "-7", None, None)]
+    #[case::empty_entries(Some(" , ,"), "-7", None, None)]
+    #[case::every_chat_is_no_word(Some("*"), "-7", None, None)]
+    #[case::name(Some("@news"), "@News", None, Some("@News"))]
+    #[case::other_name(Some("@news"), "@new", None, None)]
+    #[case::moved_from_a_listed_chat(Some("-7"), "-7", Some(-100), Some("-7"))]
+    #[case::moved_to_a_listed_chat(Some("-100"), "-7", Some(-100), Some("-100"))]
+    #[case::both(Some("-7,-100"), "-7", Some(-100), Some("-100"))]
+    #[case::forged_move(Some("-7"), "-8", Some(-9), None)]
+    #[case::names_do_not_move(Some("-100"), "@news", Some(-100), None)]
+    fn chat_is_one_that_the_owner_lists(
+        #[case] allowed: Option<&str>,
+        #[case] wanted: &str,
+        #[case] migrated: Option<i64>,
+        #[case] expected: Option<&str>,
+    ) {
+        assert_eq!(allowed_chat(allowed, &chat(wanted), migrated), expected.map(chat));
     }
 }

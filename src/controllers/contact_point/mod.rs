@@ -87,6 +87,8 @@ pub struct SetUp {
     uid: Option<String>,
     tested: Tested,
     requested_at: Option<String>,
+    /// The line may send.
+    is_open: bool,
 }
 
 impl<T: Transport> ContactPoints<T> {
@@ -95,7 +97,9 @@ impl<T: Transport> ContactPoints<T> {
     }
 
     fn close(&self, key: &Key) {
-        self.set_ups().remove(key);
+        if let Some(set_up) = self.set_ups().get_mut(key) {
+            set_up.is_open = false;
+        }
         self.outbox.close(key);
     }
 
@@ -105,14 +109,15 @@ impl<T: Transport> ContactPoints<T> {
         let requested_at = point.annotations().get(REQUESTED_AT).cloned();
         let mut set_ups = self.set_ups();
         let known = set_ups.get(key);
-        if known.is_none_or(|known| known.tested != tested || known.uid != point.uid()) {
+        if known.is_none_or(|known| !known.is_open || known.tested != tested || known.uid != point.uid()) {
             let stage = stage(point.status.as_ref(), &tested);
             let test = test_message(point, &tested);
             self.outbox.configure(key, gathered.endpoint, stage, test);
-        } else if known.is_some_and(|known| known.requested_at != requested_at) {
+        }
+        if known.is_some_and(|known| known.requested_at != requested_at) {
             self.outbox.retry_now(key);
         }
-        set_ups.insert(key.clone(), SetUp { uid: point.uid(), tested: tested.clone(), requested_at });
+        set_ups.insert(key.clone(), SetUp { uid: point.uid(), tested: tested.clone(), requested_at, is_open: true });
         tested
     }
 
@@ -135,7 +140,7 @@ impl<T: Transport> ContactPoints<T> {
 fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
     let Tested { spec, secrets } = tested;
     let configuration = format!("{}/{spec}/{}", point.uid().unwrap_or_default(), secrets.join(","));
-    let accepted = standing::tests_accepted(point.status.as_ref(), tested);
+    let accepted = point.status.as_ref().and_then(|status| status.tests_accepted).unwrap_or_default();
     TestMessage { configuration: short_digest(configuration), accepted }
 }
 

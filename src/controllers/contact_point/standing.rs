@@ -27,12 +27,6 @@ pub fn migrated(status: Option<&ContactPointStatus>, spec: &str) -> Option<i64> 
     status.migrated_to_chat_id.filter(|_| status.tested.as_ref().is_some_and(|tested| tested.spec == spec))
 }
 
-/// Returns the number of test messages of that configuration that the receiver accepted.
-pub fn tests_accepted(status: Option<&ContactPointStatus>, tested: &Tested) -> i64 {
-    let status = status.filter(|status| status.tested.as_ref() == Some(tested));
-    status.and_then(|status| status.tests_accepted).unwrap_or_default()
-}
-
 /// Returns whether the contact point was ready at its last reconcile, or when it was suspended or lost a Secret.
 fn was_ready(status: &ContactPointStatus) -> bool {
     status.ready || status.ready_when_resumed.unwrap_or_default()

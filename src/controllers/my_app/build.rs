@@ -1,13 +1,12 @@
 //! From a `MyApp` to its Pod. Pure.
 
-use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, EnvVar, Pod, PodSecurityContext, PodSpec, SeccompProfile, SecurityContext,
-};
+use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvVar, Pod, PodSpec};
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
 
 use crate::api::MyApp;
 use crate::api::my_app::{BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED};
+use crate::controllers::pod::{restricted_container, restricted_pod};
 use crate::runtime::ownership::Owner;
 use crate::runtime::short_digest;
 
@@ -17,9 +16,6 @@ pub const BANNER: &str = "BANNER";
 pub const BUILT_FROM: &str = "quartermaster.dev/built-from";
 /// The label that document 003 gives the Pod.
 pub const APP: &str = "app";
-/// Who runs what is in it, under the restricted profile: nobody in particular. An image's own user will not do, because it
-/// may be root or a name, and the kubelet then refuses to start it.
-const USER: i64 = 65_532;
 
 /// The reason of one without an image.
 pub const IMAGE_MISSING: &str = "ImageMissing";
@@ -123,22 +119,14 @@ pub fn pod(owner: &Owner, wanted: &Wanted<'_>) -> Pod {
         // Also when it is empty: the image may have such a variable of its own.
         env: Some(vec![EnvVar { name: BANNER.into(), value: Some(unexpanded(wanted.banner)), ..EnvVar::default() }]),
         ports: Some(vec![ContainerPort { container_port: 80, ..ContainerPort::default() }]),
-        security_context: wanted.restricted.then(|| SecurityContext {
-            allow_privilege_escalation: Some(false),
-            capabilities: Some(Capabilities { drop: Some(vec!["ALL".into()]), add: None }),
-            ..SecurityContext::default()
-        }),
+        security_context: wanted.restricted.then(restricted_container),
         ..Container::default()
     };
     let spec = PodSpec {
         containers: vec![container],
-        security_context: wanted.restricted.then(|| PodSecurityContext {
-            run_as_non_root: Some(true),
-            run_as_user: Some(USER),
-            run_as_group: Some(USER),
-            seccomp_profile: Some(SeccompProfile { type_: "RuntimeDefault".into(), localhost_profile: None }),
-            ..PodSecurityContext::default()
-        }),
+        // It prints a text: no rights of the ServiceAccount are of use to it.
+        automount_service_account_token: Some(false),
+        security_context: wanted.restricted.then(restricted_pod),
         ..PodSpec::default()
     };
     Pod { metadata, spec: Some(spec), status: None }

@@ -49,7 +49,7 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
         if key.is_empty() || key.chars().count() > 128 {
             return refuse("spec.tags", LONG_KEY);
         }
-        if key.to_lowercase().starts_with("aws:") || key.starts_with("quartermaster.dev/") || key == MANAGED_BY.0 {
+        if is_of_others(key) || key.starts_with("quartermaster.dev/") || key == MANAGED_BY.0 {
             return refuse("spec.tags", OUR_TAG);
         }
     }
@@ -57,6 +57,15 @@ pub fn check(ingress: &MyIngress) -> Result<(), String> {
         return refuse("spec.tags", BAD_TAG);
     }
     spec.listeners.iter().try_for_each(check_listener)
+}
+
+/// Returns whether the tag belongs to AWS, or says for another controller that the load balancer is that controller's.
+fn is_of_others(key: &str) -> bool {
+    let key = key.to_lowercase();
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let is_under =
+        |parent: &str| domain.strip_suffix(parent).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    key.starts_with("aws:") || is_under("k8s.aws") || is_under("kubernetes.io")
 }
 
 fn check_listener(listener: &Listener) -> Result<(), String> {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use k8s_openapi::api::core::v1::Service;
 use kube::Resource;
 
 use super::found::{Found, Whose};
@@ -54,6 +55,7 @@ impl<C: Cloud> MyIngresses<C> {
         pass: &mut Pass,
         scene: &Scene<'_>,
         listener: &Listener,
+        service: Option<&Service>,
         route: Result<BTreeSet<Target>, Problem>,
     ) -> Result<Look, Error> {
         let Scene { mark, balancer, found } = scene;
@@ -72,8 +74,12 @@ impl<C: Cloud> MyIngresses<C> {
         }
         let route = match route {
             Ok(route) => route,
-            // What is there stays as it is: it may be right again in a moment.
-            Err(problem) => return Ok(pass.look(port, problem.reason(), format!("port {port}: {problem}"))),
+            // What still leads to the Service stays as it is: it may be right again in a moment.
+            Err(problem) => {
+                let look = pass.look(port, problem.reason(), format!("port {port}: {problem}"));
+                let empty = problem.has_no_node_port() && self.release(pass, scene, port, service).await?;
+                return Ok(if empty { Look { healthy: 0, total: 0, ..look } } else { look });
+            }
         };
         let (group, whose) = match self.group(pass, scene, listener).await? {
             Had::Group(group, whose) => (group, whose),
@@ -107,6 +113,32 @@ impl<C: Cloud> MyIngresses<C> {
         let look = routes::look(port, &registered, &(&route - &added.refused), &balancer.security_groups);
         let changes = look.changes || added.any || !change.hold.is_empty();
         Ok(Look { total: route.len(), changes, ..look })
+    }
+
+    /// Removes the targets of a listener that no longer lead to its Service. Returns whether no target remains.
+    async fn release(
+        &self,
+        pass: &Pass,
+        Scene { mark, found, .. }: &Scene<'_>,
+        port: u16,
+        service: Option<&Service>,
+    ) -> Result<bool, Error> {
+        let name = mark.group(port);
+        // No traffic reaches a group that no listener leads to.
+        let Some(group) = found.groups.iter().find(|group| group.name == name) else { return Ok(false) };
+        if !found.whose.is_ours(&group.arn) {
+            return Ok(false);
+        }
+        let registered = self.cloud.targets(&group.arn).await?;
+        let released = routes::released(service, &registered);
+        let active = registered.iter().filter(|it| !it.is_draining()).count();
+        if !released.is_empty() {
+            self.cloud.deregister(&group.arn, &released).await?;
+            let words =
+                format!("removed {} targets of port {port}: the Service released their node port", released.len());
+            self.events.normal(pass.ingress.object_ref(&()), "Update", "Updated", words);
+        }
+        Ok(active == released.len())
     }
 
     /// Has the listener lead to the group; whether it led elsewhere, or there was none.
@@ -208,7 +240,7 @@ impl<C: Cloud> MyIngresses<C> {
         mut add: BTreeSet<Target>,
     ) -> Result<Added, Fault> {
         let (mut refused, mut said) = (BTreeSet::new(), None);
-        let stay = registered.iter().filter(|it| it.state != "draining" && route.contains(&it.target)).count();
+        let stay = registered.iter().filter(|it| !it.is_draining() && route.contains(&it.target)).count();
         while !add.is_empty() {
             let fault = match self.cloud.register(&group.arn, &add).await {
                 Ok(()) => return Ok(Added { any: true, refused, fault: said }),

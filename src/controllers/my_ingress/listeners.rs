@@ -94,7 +94,7 @@ impl<C: Cloud> MyIngresses<C> {
         for listener in &wanted {
             let service = self.service(pass, listener).await?;
             let route = routes::find(service.as_ref(), listener, &instances);
-            match self.serve(pass, &scene, listener, route).await {
+            match self.serve(pass, &scene, listener, service.as_ref(), route).await {
                 Ok(look) => {
                     all.changes |= look.changes;
                     all.each.push(look);

@@ -51,7 +51,7 @@ pub const NAME: &str = "myingress";
 /// The kind.
 pub const KIND: Kind = Kind::of::<MyIngress>(
     NAME,
-    &["336925be90a19dc6"],
+    &["bfce22e9140a395e"],
     Lends::Nothing,
     &[
         Right::namespaced(GROUP, &["myingresses"], &["get", "list", "patch", "watch"]),

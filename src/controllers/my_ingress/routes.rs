@@ -51,6 +51,14 @@ impl Problem {
             Self::NodesUnknown(_) => NODES_UNKNOWN,
         }
     }
+
+    /// Returns whether the Service, as just read, has no node port for the listener.
+    pub fn has_no_node_port(&self) -> bool {
+        match self {
+            Self::ServiceNotFound(_) | Self::ServicePortNotFound(..) | Self::NoNodePort(_) => true,
+            Self::NoNodes | Self::NodesUnknown(_) => false,
+        }
+    }
 }
 
 /// Where a listener is to lead: each node's instance, at the Service's port there.
@@ -81,6 +89,14 @@ pub fn find(
     Ok(instances.iter().map(|instance| Target { instance: instance.clone(), port: node_port }).collect())
 }
 
+/// Returns the targets that no longer lead to the Service: Kubernetes may give a node port that it released to another one.
+pub fn released(service: Option<&Service>, registered: &[Health]) -> BTreeSet<Target> {
+    let ports = service.and_then(|service| service.spec.as_ref()?.ports.as_deref()).unwrap_or_default();
+    let held: BTreeSet<_> = ports.iter().filter_map(|port| u16::try_from(port.node_port?).ok()).collect();
+    let there = registered.iter().filter(|it| !it.is_draining()).map(|it| &it.target);
+    there.filter(|target| !held.contains(&target.port)).cloned().collect()
+}
+
 fn is_tcp(port: &ServicePort) -> bool {
     port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP")
 }
@@ -99,7 +115,7 @@ pub struct Change {
 /// What is to be done so that a group has the targets that are wanted.
 pub fn change(registered: &[Health], wanted: &BTreeSet<Target>) -> Change {
     // One that drains is on its way out; to stay it is registered again.
-    let there = || registered.iter().filter(|it| it.state != "draining");
+    let there = || registered.iter().filter(|it| !it.is_draining());
     let healthy = || there().filter(|it| it.state == "healthy").map(|it| &it.target);
     let there: BTreeSet<_> = there().map(|it| it.target.clone()).collect();
     let (add, extra) = (wanted - &there, &there - wanted);
@@ -233,6 +249,18 @@ mod tests {
 
     fn service(ports: &Value) -> Service {
         from_value(json!({ "spec": { "ports": ports } })).unwrap()
+    }
+
+    #[test]
+    fn targets_at_a_node_port_that_the_service_released_are_removed() {
+        let registered =
+            health(&[("i-1", 30_001, "healthy"), ("i-1", 30_002, "unhealthy"), ("i-2", 30_001, "draining")]);
+        let held = service(&json!([{ "port": 81, "nodePort": 30_001 }]));
+        assert_eq!(released(Some(&held), &registered), targets(&[("i-1", 30_002)]));
+        let inside = service(&json!([{ "port": 80 }]));
+        for service in [Some(&inside), None] {
+            assert_eq!(released(service, &registered), targets(&[("i-1", 30_001), ("i-1", 30_002)]));
+        }
     }
 
     #[test]

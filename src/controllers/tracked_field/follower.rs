@@ -41,6 +41,8 @@ pub(super) struct Follower {
     pub(super) listed: bool,
     pub(super) certainty: Certainty,
     pub(super) newest: Option<Newest>,
+    /// Version that a metadata watch has shown and no read has returned yet.
+    outdated_by: Option<u64>,
     /// How often the watch has shown something that was not of the past.
     shown: u64,
     pub(super) buffer: ObservationBuffer,
@@ -97,6 +99,7 @@ impl Follower {
             listed: false,
             certainty,
             newest: None,
+            outdated_by: None,
             shown: 0,
             buffer: ObservationBuffer::default(),
             former: None,
@@ -147,6 +150,9 @@ impl Follower {
             }
         }
         self.shown += 1;
+        if value.is_none() {
+            self.outdated_by = None;
+        }
         if let Some(newest) = &mut self.newest
             && newest.value == value
             && (value.is_none() || newest.uid == uid)
@@ -156,6 +162,35 @@ impl Follower {
         }
         self.push(uid, version, value);
         true
+    }
+
+    /// Notes what a metadata watch shows of an object that exists. Returns whether a read is needed.
+    pub(super) fn show_metadata(&mut self, metadata: &DynamicObject) -> bool {
+        let relisted = !std::mem::replace(&mut self.listed, true);
+        let shown = version(metadata);
+        if let Some(newest) = &self.newest {
+            let ended = newest.value.is_none() && newest.uid.is_some() && newest.uid == metadata.uid();
+            let same = newest.value.is_some() && newest.uid == metadata.uid() && newest.version == shown;
+            // A watch that lags behind a read shows the past; a list that does comes from an etcd that was restored.
+            let past = (shown.is_some() && shown <= newest.version) || ended;
+            if same || (past && !relisted) {
+                return false;
+            }
+        }
+        self.shown += 1;
+        self.outdated_by = Some(shown.unwrap_or_default());
+        self.certainty = Certainty::NeedsRead;
+        true
+    }
+
+    /// Returns whether a metadata watch has shown a version that no read has returned yet.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.outdated_by.is_some()
+    }
+
+    /// Returns whether `object`, from a read, has the version that a metadata watch has shown, or a later one.
+    pub(super) fn awaits(&self, object: &DynamicObject) -> bool {
+        self.outdated_by.is_some_and(|shown| version(object).unwrap_or_default() >= shown)
     }
 
     fn push(&mut self, uid: Option<String>, version: Option<u64>, value: Option<Observed>) {
@@ -229,7 +264,11 @@ impl Follower {
                 _ => return self.doubt(now, asked.outranks),
             }
         }
-        self.certainty = Certainty::Confirmed(now);
+        if found.as_ref().is_none_or(|(object, _)| self.awaits(object)) {
+            self.outdated_by = None;
+        }
+        // The watch has shown a later version during the read: another read is needed.
+        self.certainty = if self.is_outdated() { Certainty::NeedsRead } else { Certainty::Confirmed(now) };
         match found {
             Some((object, value)) if overtaken && !known => {
                 self.observe(object, Some(value));

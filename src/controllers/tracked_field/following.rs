@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::Error;
 use super::field::Field;
 use super::follower::Whose;
+use super::grants::{Grant, Grants};
 use super::reads::{Answer, Lane, Reads};
 use super::target::{Resolved, Resolver, TargetError, TargetKey};
 use super::tracker::Tracker;
@@ -26,10 +27,14 @@ pub struct Targets {
     pub client: Client,
     /// The cluster or the namespaces that the operator watches.
     pub scope: Scope,
+    /// Whether a target has to lie in the namespace of its `TrackedField`.
+    pub no_cross_namespace_refs: bool,
     /// State that the watches show.
     pub tracker: Arc<Tracker>,
     /// The watches.
     pub hub: WatchHub,
+    /// The resources that may be tracked.
+    pub grants: Arc<Grants>,
     /// Discovered resources.
     pub resolver: Resolver,
     /// Requests that run outside reconciles.
@@ -98,6 +103,13 @@ impl Targets {
     pub fn follow(&self, object: &TrackedField) {
         let Ok(field) = Field::compile(&object.spec.target.kind, &object.spec.field) else { return };
         let Some(resolved) = self.resolver.known(&object.spec.target) else { return };
+        if !self.is_granted(&resolved) {
+            // The leader's reconcile records what was observed before it stops following.
+            if !self.tracker.leads() {
+                self.unfollow(&Key::of(object));
+            }
+            return;
+        }
         if let Ok(tracked) = self.tracked(object, &resolved) {
             self.follow_as(object, &tracked, &field);
         }
@@ -127,10 +139,25 @@ impl Targets {
     pub(super) fn ensure(&self, object: &TrackedField) -> bool {
         let target = &object.spec.target;
         let Some(resolved) = self.resolver.known(target) else { return false };
-        if self.scope.covers(resolved.place(target)) {
+        if self.reaches(object, resolved.place(target)).is_ok() && self.is_granted(&resolved) {
             self.hub.ensure(&resolved.resource, resolved.namespaced);
         }
         true
+    }
+
+    /// Checks that `object` may have a target in `namespace`, which is empty for a cluster-scoped one.
+    fn reaches(&self, object: &TrackedField, namespace: &str) -> Result<(), Waiting> {
+        if !self.scope.covers(namespace) {
+            return Err(Waiting::OutOfScope { namespace: namespace.into() });
+        }
+        if self.no_cross_namespace_refs && object.metadata.namespace.as_deref() != Some(namespace) {
+            return Err(Waiting::CrossNamespace { namespace: namespace.into() });
+        }
+        Ok(())
+    }
+
+    fn is_granted(&self, resolved: &Resolved) -> bool {
+        self.grants.of(&ResourceName::from(&resolved.resource)) == Grant::Granted
     }
 
     fn tracked(&self, object: &TrackedField, resolved: &Resolved) -> Result<Tracked, Waiting> {
@@ -140,13 +167,15 @@ impl Targets {
             let words = format!("{} lie in namespaces: write target.namespace", resolved.resource.plural);
             return Err(Waiting::ResourceMismatch(words));
         }
-        if !self.scope.covers(namespace) {
-            return Err(Waiting::OutOfScope { namespace: namespace.into() });
-        }
+        self.reaches(object, namespace)?;
         // A right in the namespace that is named is all that a policy asks its author for.
         if !resolved.namespaced && !target.namespace.is_empty() {
             let words = format!("{} lie in no namespace: leave target.namespace out", resolved.resource.plural);
             return Err(Waiting::ResourceMismatch(words));
+        }
+        let resource = ResourceName::from(&resolved.resource);
+        if let Grant::Missing(message) = self.grants.of(&resource) {
+            return Err(Waiting::NotGranted(message));
         }
         let api = if resolved.namespaced {
             Api::namespaced_with(self.client.clone(), namespace, &resolved.resource)
@@ -157,11 +186,7 @@ impl Targets {
             Scope::Namespaces(_) if resolved.namespaced => Some(namespace.to_owned()),
             _ => None,
         };
-        let key = TargetKey {
-            resource: ResourceName::from(&resolved.resource),
-            namespace: namespace.into(),
-            name: target.name.clone(),
-        };
+        let key = TargetKey { resource, namespace: namespace.into(), name: target.name.clone() };
         Ok(Tracked { target: key, api, shard })
     }
 
@@ -196,9 +221,7 @@ impl Targets {
         let key = Key::of(object.as_ref());
         let lane = match tracked {
             None => Lane::discovery(&object.spec.target),
-            Some(tracked) if self.tracker.unread(&key, self.resync).is_some() => {
-                Lane::Reads(tracked.target.resource.clone())
-            }
+            Some(tracked) if self.is_unread(&key) => Lane::read(&tracked.target),
             Some(_) => {
                 self.reads.needless(&key);
                 return false;
@@ -206,6 +229,11 @@ impl Targets {
         };
         self.reads.ask(self, object, lane);
         true
+    }
+
+    /// Returns whether the target of `key` needs a read.
+    pub(super) fn is_unread(&self, key: &Key) -> bool {
+        self.tracker.unread(key, self.resync).is_some()
     }
 
     /// Asks the apiserver for the target's resource or state. Follows nothing: the spec may have changed by the time of

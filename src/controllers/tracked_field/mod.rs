@@ -27,7 +27,8 @@ use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::api::tracked_field::{GROUP, History, StoredHistory};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
-use crate::notify::queue::{Offer, Outbox};
+use crate::notify::queue::{Circumstances, Offer, Outbox};
+use crate::runtime::availability::Availability;
 use crate::runtime::cache::strip;
 use crate::runtime::events::Events;
 use crate::runtime::manager::Phase;
@@ -39,6 +40,7 @@ use crate::runtime::{Key, apply};
 pub mod field;
 mod follower;
 mod following;
+pub mod grants;
 pub mod history;
 pub mod reads;
 pub mod target;
@@ -51,7 +53,7 @@ pub const NAME: &str = "trackedfield";
 /// The kind.
 pub const KIND: Kind = Kind::of::<TrackedField>(
     NAME,
-    &["3263ce942aa2e68f"],
+    &["7f3780b64f227897"],
     Lends::Targets,
     &[
         // `get`: after a write that came too late. `patch`: the annotation that says why one waits.
@@ -131,11 +133,21 @@ pub struct TrackedFields<T> {
     pub cluster: Option<String>,
     /// What was written last.
     pub written: Written<TrackedField>,
+    /// Whether the apiserver answers.
+    pub availability: Availability,
     /// When the Event that says why was written, for each object that waits.
     pub told: Mutex<HashMap<Key, (Waiting, Timestamp)>>,
 }
 
 impl<T: Transport> TrackedFields<T> {
+    fn circumstances(&self, object: &TrackedField) -> Circumstances {
+        Circumstances {
+            generation: object.metadata.generation,
+            requested_at: object.annotations().get(REQUESTED_AT).cloned(),
+            apiserver_returns: self.availability.returned(),
+        }
+    }
+
     /// The object as it now stands. None if somebody changed what a pass goes by: the next pass has it.
     async fn read_again(&self, key: &Key, object: &TrackedField) -> Result<Option<Arc<TrackedField>>, Error> {
         let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
@@ -229,6 +241,11 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             self.gone(&key);
             return Ok(Outcome::Done);
         }
+        // Each observed change wakes the object: what is refused must not be sent that often.
+        let circumstances = self.circumstances(&object);
+        if let Some(delay) = self.outbox.rejected_write_due(&key, &circumstances) {
+            return Ok(Outcome::RequeueAfter(delay));
+        }
         let (answer, panic) = match self.targets.reads.take(&key, &Whose::of(&object)) {
             Some(Err(panic)) => (None, Some(panic)),
             Some(Ok(answer)) => (Some(answer), None),
@@ -246,10 +263,12 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
 
         let outcomes = self.outbox.outcomes(&key);
         let recorded = self.record(&key, Arc::clone(&object), &outcomes, held).await;
-        if let Err(Error::WriteStatus(kube::Error::Api(said))) = &recorded
-            && apply::is_rejected(said)
+        if let Err(Error::WriteStatus(error)) = &recorded
+            && let Some((code, message)) = apply::rejection(error, self.availability.is_out())
         {
-            self.write_rejected(&key, &point_key, object, said).await;
+            self.metrics.status_write_rejected(code);
+            self.outbox.write_rejected(&key, &point_key, (code, &message), circumstances);
+            self.report_write_rejected(&key, object).await;
         }
         let Some((object, history)) = recorded? else { return Ok(Outcome::Waiting) };
         // Only now: what was seen before, such as the end of the target along with its CRD, is recorded.
@@ -257,8 +276,9 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
             self.targets.unfollow(&key);
         }
         // The request runs outside this reconcile: outcomes and other objects must not wait for a target that hangs.
+        let outdated = was_read && self.targets.tracker.is_outdated(&key);
         let asks = match &tracked {
-            Ok(tracked) if !was_read => self.targets.ask(&object, tracked.as_ref()),
+            Ok(tracked) if !was_read || outdated => self.targets.ask(&object, tracked.as_ref()),
             _ => false,
         };
         // Offered before the outcomes are given back: the line goes on with what the status now says.

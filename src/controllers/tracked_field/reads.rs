@@ -5,6 +5,7 @@ use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::FutureExt;
 use kube::Resource;
@@ -13,6 +14,7 @@ use tracing::{Instrument, error};
 
 use super::follower::Whose;
 use super::following::{Targets, Untracked};
+use super::target::TargetKey;
 use super::waiting::Waiting;
 use super::{Error, NAME};
 use crate::api::TrackedField;
@@ -22,6 +24,12 @@ use crate::runtime::{Key, tasks, telemetry};
 
 /// Concurrent requests per lane.
 const PER_LANE: usize = 4;
+
+/// Concurrent reads of objects whose metadata alone is watched: each may be 1 MiB.
+const OBJECTS: usize = 4;
+
+/// Pause after the read of an object whose metadata alone is watched. Others may change it many times a second.
+const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Concurrent requests over all lanes: a spec can name any number of resources that do not exist.
 const ALL_LANES: usize = 64;
@@ -33,12 +41,32 @@ pub enum Lane {
     Discovery(String),
     /// Reads of a resource's objects.
     Reads(ResourceName),
+    /// Reads of one object whose metadata alone is watched.
+    Object(TargetKey),
 }
 
 impl Lane {
     /// Returns the lane for discovery of `target`.
     pub fn discovery(target: &Target) -> Self {
         Self::Discovery(target.api_version.clone().unwrap_or_default())
+    }
+
+    /// Returns the lane for reads of `target`.
+    pub fn read(target: &TargetKey) -> Self {
+        if target.resource.is_watched_by_metadata() {
+            Self::Object(target.clone())
+        } else {
+            Self::Reads(target.resource.clone())
+        }
+    }
+
+    /// Concurrent requests.
+    fn width(&self) -> usize {
+        match self {
+            Self::Discovery(_) | Self::Reads(_) => PER_LANE,
+            // The newest state is wanted, once.
+            Self::Object(_) => 1,
+        }
     }
 }
 
@@ -58,6 +86,7 @@ pub(super) type Answered = Result<Result<Answer, Untracked>, Box<dyn Any + Send>
 pub struct Reads {
     state: Mutex<State>,
     all: Semaphore,
+    objects: Semaphore,
 }
 
 #[derive(Default)]
@@ -84,7 +113,7 @@ struct Queue {
 
 impl Default for Reads {
     fn default() -> Self {
-        Self { state: Mutex::default(), all: Semaphore::new(ALL_LANES) }
+        Self { state: Mutex::default(), all: Semaphore::new(ALL_LANES), objects: Semaphore::new(OBJECTS) }
     }
 }
 
@@ -103,9 +132,10 @@ impl Reads {
         state.last += 1;
         let number = state.last;
         state.tickets.insert(key, Ticket { number, whose, answer: None });
+        let width = lane.width();
         let queue = state.lanes.entry(lane.clone()).or_default();
         queue.waiting.push_back((number, Arc::clone(object)));
-        if queue.running < PER_LANE {
+        if queue.running < width {
             queue.running += 1;
             tokio::spawn(run(Arc::clone(targets), lane));
         }
@@ -177,26 +207,30 @@ impl Reads {
 async fn run(targets: Arc<Targets>, lane: Lane) {
     let all = async {
         while let Some((number, object)) = targets.reads.next(&lane) {
-            let Ok(_permit) = targets.reads.all.acquire().await else { return };
-            let limit = targets.timeout;
             let key = Key::of(object.as_ref());
+            let reads_object = matches!(lane, Lane::Object(_)) && targets.is_unread(&key);
+            let permits = if reads_object { &targets.reads.objects } else { &targets.reads.all };
+            let Ok(permit) = permits.acquire().await else { return };
+            let limit = targets.timeout;
             let span = telemetry::ask(NAME, &TrackedField::group(&()), &TrackedField::kind(&()), &key);
             let look = tokio::time::timeout(limit, targets.look(&object, &lane)).instrument(span);
             let answer = AssertUnwindSafe(look).catch_unwind().await;
+            drop(permit);
             let answer = answer.map(|in_time| in_time.unwrap_or_else(|_| Err(Error::Unanswered(limit).into())));
             if let Err(panic) = &answer {
                 error!(panic = tasks::words(&**panic), trackedField = %key, "asking for the target panicked");
             }
             let leads = targets.tracker.leads();
-            if !targets.reads.answered(&key, number, answer, leads) {
-                continue;
-            }
-            if leads {
+            let awaited = targets.reads.answered(&key, number, answer, leads);
+            if awaited && leads {
                 targets.wake.wake(&key);
-            } else {
+            } else if awaited {
                 // A standby does not reconcile, so the target is followed here.
                 targets.follow(&object);
                 targets.ensure(&object);
+            }
+            if reads_object {
+                tokio::time::sleep(OBJECT_PERIOD).await;
             }
         }
     };
@@ -212,7 +246,6 @@ mod tests {
 
     use std::convert::Infallible;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
 
     use http::{Request, Response};
     use kube::Client;
@@ -222,6 +255,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::controllers::tracked_field::grants;
     use crate::controllers::tracked_field::target::Resolver;
     use crate::controllers::tracked_field::tracker::Tracker;
     use crate::runtime::Scope;
@@ -241,8 +275,10 @@ mod tests {
         Arc::new(Targets {
             client,
             scope,
+            no_cross_namespace_refs: false,
             tracker,
             hub,
+            grants: Arc::new(grants::tests::everything()),
             resolver: Resolver::default(),
             reads: Reads::default(),
             wake: Trigger::default(),

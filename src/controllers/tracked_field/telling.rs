@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::core::Status;
 use kube::{Api, Resource, ResourceExt};
 use tracing::debug;
 
@@ -14,7 +13,7 @@ use super::following::{Targets, Tracked, Untracked};
 use super::history::Changes;
 use super::waiting::{self, Waiting};
 use super::{Error, MANAGER, TrackedFields, target};
-use crate::api::common::WAITING;
+use crate::api::common::{WAITING, WAITING_REASON};
 use crate::api::tracked_field::Entry;
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
@@ -52,15 +51,13 @@ impl<T: Transport> TrackedFields<T> {
         }
     }
 
-    /// Handles a status write that the apiserver refused. Once other objects go on without this one, reports it in an
-    /// Event, in the contact point's status and in the annotation, which may be refused too.
-    pub(super) async fn write_rejected(&self, key: &Key, point: &Key, object: Arc<TrackedField>, said: &Status) {
-        self.metrics.status_write_rejected(said.code);
-        self.outbox.write_rejected(key, point, said.code, &said.message);
+    /// Once other objects go on without this one, reports the refused status write in an Event and in the annotation,
+    /// which may be refused too.
+    pub(super) async fn report_write_rejected(&self, key: &Key, object: Arc<TrackedField>) {
         let Some(why) = self.outbox.left_out(key) else { return };
         let waiting = Waiting::WriteRejected(why);
         self.say_event(key, &object.object_ref(&()), Some(waiting.clone()));
-        if let Err(error) = self.annotate(key, &object, Some(&waiting.to_string())).await {
+        if let Err(error) = self.annotate(key, &object, Some(&waiting)).await {
             debug!(error = &error as &dyn std::error::Error, "the annotation was not written either; will retry");
         }
     }
@@ -144,15 +141,16 @@ impl<T: Transport> TrackedFields<T> {
         object: Arc<TrackedField>,
         waiting: Option<Waiting>,
     ) -> Result<Option<Duration>, Error> {
-        let text = waiting.as_ref().map(Waiting::to_string);
-        self.annotate(key, &object, text.as_deref()).await.map_err(Error::WriteWaiting)?;
+        self.annotate(key, &object, waiting.as_ref()).await.map_err(Error::WriteWaiting)?;
         Ok(self.say_event(key, &object.object_ref(&()), waiting))
     }
 
-    async fn annotate(&self, key: &Key, object: &TrackedField, text: Option<&str>) -> kube::Result<()> {
-        if object.annotations().get(WAITING).map(String::as_str) != text {
+    async fn annotate(&self, key: &Key, object: &TrackedField, waiting: Option<&Waiting>) -> kube::Result<()> {
+        let text = waiting.map(Waiting::to_string);
+        let desired = [(WAITING, text.as_deref()), (WAITING_REASON, waiting.map(Waiting::reason))];
+        if desired.iter().any(|(name, value)| object.annotations().get(*name).map(String::as_str) != *value) {
             let api: Api<TrackedField> = Api::namespaced(self.client.clone(), &key.namespace);
-            self.written.wrote(key, apply::annotate(&api, MANAGER, object, WAITING, text).await?);
+            self.written.wrote(key, apply::annotate(&api, MANAGER, object, &desired.into()).await?);
         }
         Ok(())
     }

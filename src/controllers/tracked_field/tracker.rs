@@ -201,8 +201,40 @@ impl Tracker {
         };
         let mut state = self.state();
         if let Some(follower) = state.follower(key, whose).filter(|follower| follower.target == *target) {
-            let read = read.map(|(object, whole)| (object, follower.field.extract(&whole)));
+            let read = read.as_ref().map(|(object, whole)| (*object, follower.field.extract(whole)));
             follower.read(asked, Instant::now(), read);
+        }
+        let Some((object, whole)) = read else { return };
+        let Tracked { followers, targets, .. } = &mut *state;
+        for other in targets.get(target).into_iter().flatten().filter(|other| *other != key) {
+            let Some(follower) = followers.get_mut(other).filter(|follower| follower.awaits(object)) else { continue };
+            let value = follower.field.extract(&whole);
+            follower.read(follower.asks(), Instant::now(), Some((object, value)));
+            self.wake.wake(other);
+        }
+    }
+
+    /// Returns whether a metadata watch has shown a version of the target of `key` that no read has returned yet.
+    pub fn is_outdated(&self, key: &Key) -> bool {
+        self.state().followers.get(key).is_some_and(Follower::is_outdated)
+    }
+
+    /// Shows every follower of an object that the object has changed, and wakes those that need a read.
+    fn show_metadata(&self, resource: &ResourceName, metadata: &DynamicObject) {
+        let target = TargetKey {
+            resource: resource.clone(),
+            namespace: metadata.namespace().unwrap_or_default(),
+            name: metadata.name_any(),
+        };
+        let mut state = self.state();
+        if !state.counts(&target.resource, &target.namespace) {
+            return;
+        }
+        let Tracked { followers, targets, .. } = &mut *state;
+        for key in targets.get(&target).into_iter().flatten() {
+            if followers.get_mut(key).is_some_and(|follower| follower.show_metadata(metadata)) {
+                self.wake.wake(key);
+            }
         }
     }
 
@@ -331,7 +363,11 @@ impl Observer for Tracker {
     }
 
     fn present(&self, resource: &ResourceName, object: DynamicObject) {
-        self.show(resource, &object, true);
+        if resource.is_watched_by_metadata() {
+            self.show_metadata(resource, &object);
+        } else {
+            self.show(resource, &object, true);
+        }
     }
 
     fn gone(&self, resource: &ResourceName, object: DynamicObject) {

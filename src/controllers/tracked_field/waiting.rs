@@ -7,6 +7,7 @@ use super::target::TargetKey;
 use super::tracker::{Tracker, Trouble};
 use crate::api::tracked_field::Entry;
 use crate::api::{ContactPoint, TrackedField};
+use crate::cli::NO_CROSS_NAMESPACE_REFS;
 use crate::controllers::contact_point::standing::SUSPENDED;
 use crate::notify::Item;
 use crate::notify::message::{self, Limit};
@@ -28,6 +29,8 @@ pub enum Waiting {
         /// The apiserver's words.
         message: String,
     },
+    /// The tracker role does not grant the target's resource.
+    NotGranted(String),
     /// The apiserver does not give the target, for a reason that may pass.
     TargetUnreadable(String),
     /// The spec names a resource that the apiserver does not serve so.
@@ -50,6 +53,11 @@ pub enum Waiting {
     },
     /// The target lies where this operator does not watch.
     OutOfScope {
+        /// The target's namespace; empty for a cluster-scoped one.
+        namespace: String,
+    },
+    /// The target is outside the namespace of the `TrackedField`, and the operator refuses that.
+    CrossNamespace {
         /// The target's namespace; empty for a cluster-scoped one.
         namespace: String,
     },
@@ -88,7 +96,14 @@ pub enum Waiting {
 impl Waiting {
     /// Whether what was followed is no longer to be.
     pub fn ends_tracking(&self) -> bool {
-        matches!(self, Self::ResourceMismatch(_) | Self::OutOfScope { .. } | Self::Field { .. })
+        matches!(
+            self,
+            Self::ResourceMismatch(_)
+                | Self::OutOfScope { .. }
+                | Self::CrossNamespace { .. }
+                | Self::Field { .. }
+                | Self::NotGranted(_)
+        )
     }
 
     /// Whether nobody is woken by its end: neither a new CRD nor a new right is watched for.
@@ -96,7 +111,7 @@ impl Waiting {
         match self {
             Self::ResourceMismatch(_) | Self::Forbidden { .. } => true,
             // Of a kind that may be made anew in the other scope.
-            Self::OutOfScope { namespace } => namespace.is_empty(),
+            Self::OutOfScope { namespace } | Self::CrossNamespace { namespace } => namespace.is_empty(),
             _ => false,
         }
     }
@@ -110,13 +125,13 @@ impl Waiting {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::TargetNotFound { .. } => "TargetNotFound",
-            Self::Forbidden { .. } => "Forbidden",
+            Self::Forbidden { .. } | Self::NotGranted(_) => "Forbidden",
             Self::TargetUnreadable(_) => "TargetUnreadable",
             Self::ResourceMismatch(_) => "ResourceMismatch",
             Self::Field { reason, .. } => reason,
             Self::TemplateInvalid(_) => "TemplateInvalid",
             Self::BodyInvalid { .. } => "BodyInvalid",
-            Self::OutOfScope { .. } => "OutOfScope",
+            Self::OutOfScope { .. } | Self::CrossNamespace { .. } => "OutOfScope",
             Self::Suspended => "Suspended",
             Self::ContactPointNotFound { .. } => "ContactPointNotFound",
             Self::ContactPointNew { .. } | Self::ContactPointNotReady { .. } => "ContactPointNotReady",
@@ -129,15 +144,11 @@ impl Waiting {
     pub fn message(&self) -> String {
         match self {
             Self::TargetNotFound { target } => format!("{target} does not exist; it is told of once it does"),
-            Self::Forbidden { resource, message } => format!(
-                "{}; grant it with a ClusterRole labelled quartermaster.dev/aggregate-to-tracker: \"true\" whose \
-                 rule is apiGroups: [{:?}], resources: [{:?}], verbs: [get, list, watch]",
-                brief(message),
-                resource.api_version.split_once('/').map_or("", |(group, _)| group),
-                resource.plural
-            ),
+            Self::Forbidden { resource, message } => format!("{}; {}", brief(message), how_to_grant(resource)),
             Self::TargetUnreadable(message) => format!("{}; it is tried again", brief(message)),
-            Self::ResourceMismatch(message) | Self::Field { message, .. } => message.clone(),
+            Self::NotGranted(message) | Self::ResourceMismatch(message) | Self::Field { message, .. } => {
+                message.clone()
+            }
             Self::TemplateInvalid(message) => {
                 format!("spec.template: {message}; until it is mended messages are the default ones")
             }
@@ -150,6 +161,12 @@ impl Waiting {
             }
             Self::OutOfScope { namespace } => {
                 format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
+            }
+            Self::CrossNamespace { namespace } if namespace.is_empty() => {
+                format!("the target is cluster-scoped, and this operator refuses that ({NO_CROSS_NAMESPACE_REFS})")
+            }
+            Self::CrossNamespace { namespace } => {
+                format!("namespace {namespace:?} is not the TrackedField's own ({NO_CROSS_NAMESPACE_REFS})")
             }
             Self::Suspended => "changes are recorded, and sent once spec.suspend is false".into(),
             Self::ContactPointNotFound { name, nearest: Some(nearest) } => {
@@ -169,8 +186,18 @@ impl Waiting {
     }
 }
 
+/// Returns what to write so that `resource` may be tracked.
+pub fn how_to_grant(resource: &ResourceName) -> String {
+    format!(
+        "grant it with a ClusterRole labelled quartermaster.dev/aggregate-to-tracker: \"true\" whose rule is apiGroups: \
+         [{:?}], resources: [{:?}], verbs: [get, list, watch]",
+        resource.api_version.split_once('/').map_or("", |(group, _)| group),
+        resource.plural
+    )
+}
+
 /// The apiserver's words, up to 512 bytes of them.
-fn brief(words: &str) -> &str {
+pub fn brief(words: &str) -> &str {
     &words[..words.floor_char_boundary(512)]
 }
 

@@ -10,7 +10,7 @@ use super::{cell, code};
 use crate::api::standing::Ready;
 use crate::runtime::leader::Fence;
 use crate::runtime::metrics::resources::tally;
-use crate::runtime::metrics::{Metrics, Notified, Purpose, Receiver, Reconciled};
+use crate::runtime::metrics::{Metrics, Notified, Purpose, QueueState, Receiver, Reconciled};
 
 const BEGIN: &str = "\
 # Metrics
@@ -83,6 +83,8 @@ pub fn every_metric() -> String {
     for result in Reconciled::ALL {
         controller.reconciled(result, Duration::ZERO);
     }
+    controller.queued(Duration::ZERO);
+    metrics.show_queue("a", || QueueState { depth: 0, unfinished: Duration::ZERO });
     metrics.api_request("host", "GET", None);
     metrics.show_leadership("a", Fence::open());
     for outcome in [Notified::Delivered, Notified::Retried, Notified::Stopped, Notified::Rejected] {
@@ -90,6 +92,7 @@ pub fn every_metric() -> String {
         metrics.notified(Receiver::Webhook, outcome);
     }
     metrics.notification_latency(Duration::ZERO);
+    metrics.admission_policy("a", Some(true));
     metrics.status_write_rejected(403);
     let _watch = metrics.watch("deployments", Purpose::Own);
     metrics.aws_request("DescribeTags", "OK");

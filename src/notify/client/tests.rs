@@ -24,7 +24,7 @@ const TOKEN: &str = "110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw";
 const TEST: Content<'_> = Content::Test { namespace: "team", name: "point", id: "test-1" };
 
 fn config() -> Config {
-    Config { allow_loopback: true, attempt_timeout: Duration::from_secs(5), ..Config::default() }
+    Config { allow_loopback: true, quote_private: true, attempt_timeout: Duration::from_secs(5), ..Config::default() }
 }
 
 fn sender(config: Config) -> Sender {

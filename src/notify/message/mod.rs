@@ -165,20 +165,21 @@ impl View {
     /// The default message: the document's four lines, then ours.
     pub fn text(&self) -> String {
         let mut lines = vec![
-            format!("Resource kind: {}", self.kind),
-            format!("Name: {}", self.name),
+            format!("Resource kind: {}", one_line(&self.kind)),
+            format!("Name: {}", one_line(&self.name)),
             format!("Status: {}", self.action),
             format!("Value: {}", with_cut(self.shown(), self.cut.as_ref())),
         ];
         if !self.namespace.is_empty() {
-            lines.push(format!("Namespace: {}", self.namespace));
+            lines.push(format!("Namespace: {}", one_line(&self.namespace)));
         }
         if let Some(previous) = &self.previous {
             lines.push(format!("Previous: {}", with_cut(previous, self.previous_cut.as_ref())));
         }
         if self.merged > 1 {
             let first = self.first_value.as_deref().unwrap_or(NOT_SET);
-            lines.push(format!("Merged: {} changes, the first value {first}, the last {}", self.merged, self.shown()));
+            let (first, last) = (one_line(first), one_line(self.shown()));
+            lines.push(format!("Merged: {} changes, the first value {first}, the last {last}", self.merged));
         }
         if let Some(cluster) = &self.cluster {
             lines.push(cluster_line(cluster));
@@ -196,7 +197,8 @@ impl View {
             (None, _) => format!("{} {}", self.action, brief(self.shown())),
         };
         let merged = if self.merged > 1 { format!(" ({} changes)", self.merged) } else { String::new() };
-        format!("{} {place}{} {}: {change}{merged}", self.kind, self.name, self.field)
+        let subject = format!("{} {place}{} {}", self.kind, self.name, self.field);
+        format!("{}: {change}{merged}", one_line(&subject))
     }
 }
 
@@ -215,18 +217,30 @@ fn shown_value(entry: &Entry) -> String {
     }
 }
 
-/// A value that was cut says so.
+/// Returns the value in one line, with its whole length if it was cut.
 fn with_cut<'a>(value: &'a str, cut: Option<&Cut>) -> Cow<'a, str> {
+    let shown = one_line(value);
     match cut {
-        Some(cut) => format!("{value}… (the first {} of {} bytes)", value.len(), cut.length).into(),
-        None => value.into(),
+        Some(cut) => format!("{shown}… (the first {} of {} bytes)", value.len(), cut.length).into(),
+        None => shown,
     }
+}
+
+/// Returns `text` with a space for each character that could make it read as another line of the message.
+fn one_line(text: &str) -> Cow<'_, str> {
+    if text.contains(leaves_line) { text.replace(leaves_line, " ").into() } else { text.into() }
+}
+
+/// Returns whether a receiver may show what follows the character on another line, or in another direction.
+pub(super) fn leaves_line(char: char) -> bool {
+    char.is_control()
+        || matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// A value within one line, 100 characters at most.
 fn brief(value: &str) -> String {
     const CHARS: usize = 100;
-    let mut brief: String = value.chars().take(CHARS).map(|char| if char.is_control() { ' ' } else { char }).collect();
+    let mut brief: String = value.chars().take(CHARS).map(|char| if leaves_line(char) { ' ' } else { char }).collect();
     if value.chars().nth(CHARS).is_some() {
         brief.push('…');
     }

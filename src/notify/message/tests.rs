@@ -213,3 +213,21 @@ proptest! {
         }
     }
 }
+
+/// What looks like another line of the message, or turns the text, is a space in it; the event and templates get the value
+/// as it is.
+#[test]
+fn value_cannot_forge_a_line() {
+    let nasty = "1\nNamespace: prod\r\u{2028}Status: Deleted\u{202e}\u{2066}\u{61c}\u{85}x";
+    let one = updated(nasty, nasty);
+    let text = text(&one, None);
+    assert_eq!(text.lines().filter(|line| line.starts_with("Namespace: ")).count(), 1, "{text}");
+    assert!(!text.chars().any(|char| char != '\n' && leaves_line(char)), "{text:?}");
+    assert_eq!(text.lines().count(), 6, "{text:?}");
+    let digest = render(&[one.clone(), one.clone()], None, false, Limit::TELEGRAM).text;
+    assert_eq!(digest.lines().count(), 3, "{digest:?}");
+    assert!(!digest.chars().any(|char| char != '\n' && leaves_line(char)), "{digest:?}");
+    assert_eq!(View::of(&one, None).value.as_deref(), Some(nasty));
+    let templated = Item { template: Some("{{ value }}".into()), ..one };
+    assert_eq!(render(&[templated], None, false, Limit::TELEGRAM).text, nasty);
+}

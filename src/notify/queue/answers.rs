@@ -34,6 +34,7 @@ impl Lines {
         if let Some(line) = self.by_point.get_mut(point) {
             line.sending = false;
         }
+        let departed = self.departed(point, &request.picks);
         let current = self.by_point.get(point).is_some_and(|line| line.edition == request.edition);
         match answer {
             Ok(sent) => {
@@ -58,6 +59,10 @@ impl Lines {
                 }
             },
             Err(_) => {}
+        }
+        // The receiver's answer to an object that was deleted or moved meanwhile concerns nobody here.
+        for field in &departed {
+            self.forget(point, field);
         }
         self.abandon_batch(point);
         if self.by_point.get(point).is_none_or(|line| line.batch.is_none()) {

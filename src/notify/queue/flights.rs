@@ -1,10 +1,13 @@
 //! Entries that are in flight: taken by a line, and not yet settled and recorded.
 
 use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
 
+use super::Circumstances;
 use super::line::Pick;
 use crate::controllers::tracked_field::history::Outcome;
 use crate::runtime::Key;
+use crate::runtime::backoff::{Policy, Series};
 
 /// Refused status writes of one `TrackedField` after which the others go on without it.
 pub(super) const REJECTED_WRITES: u32 = 5;
@@ -32,6 +35,10 @@ struct RejectedWrites {
     message: String,
     /// The contact point of the `TrackedField`.
     point: Key,
+    backoff: Series,
+    /// When the next write is due, unless the circumstances change.
+    not_before: Instant,
+    circumstances: Circumstances,
 }
 
 impl Flights {
@@ -75,17 +82,42 @@ impl Flights {
         self.by_field.remove(field).into_iter().flatten().map(|entry| entry.line).collect()
     }
 
-    /// Records that the apiserver refused to write the status of `field`, which sends to `point`. Returns whether the
-    /// others go on without `field` from now on, or for another reason than before.
-    pub(super) fn write_rejected(&mut self, field: &Key, point: &Key, code: u16, message: &str) -> bool {
+    /// Records that the apiserver refused to write the status of `field`, which sends to `point`, with this code and
+    /// message; `retry` says when the next write is due. Returns whether the others go on without `field` from now on, or
+    /// for another reason than before.
+    pub(super) fn write_rejected(
+        &mut self,
+        field: &Key,
+        point: &Key,
+        (code, message): (u16, &str),
+        circumstances: Circumstances,
+        retry: Policy,
+        now: Instant,
+    ) -> bool {
         let known = self.rejected.remove(field);
         let count = known.as_ref().map_or(0, |known| known.count).saturating_add(1);
+        let backoff = known.as_ref().filter(|known| known.circumstances == circumstances);
+        let mut backoff = backoff.map_or_else(|| retry.series(), |known| known.backoff.clone());
+        let not_before = now + backoff.next_delay();
         // The message may have a part that differs each time.
         let same = known.filter(|known| known.code == code);
         let is_news = count == REJECTED_WRITES || (count > REJECTED_WRITES && same.is_none());
         let message = same.map_or_else(|| message.to_owned(), |known| known.message);
-        self.rejected.insert(field.clone(), RejectedWrites { count, code, message, point: point.clone() });
+        let point = point.clone();
+        let writes = RejectedWrites { count, code, message, point, backoff, not_before, circumstances };
+        self.rejected.insert(field.clone(), writes);
         is_news
+    }
+
+    /// Returns how long to wait before the next write, if the last one was refused and the next one is not due.
+    pub(super) fn rejected_write_due(
+        &self,
+        field: &Key,
+        circumstances: &Circumstances,
+        now: Instant,
+    ) -> Option<Duration> {
+        let writes = self.rejected.get(field).filter(|writes| writes.circumstances == *circumstances)?;
+        writes.not_before.checked_duration_since(now).filter(|left| !left.is_zero())
     }
 
     /// Returns why the others go on without that `TrackedField`, if they do.
@@ -107,6 +139,11 @@ impl Flights {
 
     pub(super) fn has(&self, field: &Key) -> bool {
         self.by_field.contains_key(field)
+    }
+
+    /// Returns whether that entry is in flight.
+    pub(super) fn holds(&self, Pick { field, id, .. }: &Pick) -> bool {
+        self.by_field.get(field).into_iter().flatten().any(|entry| *entry.id == **id)
     }
 
     pub(super) fn ids(&self, field: &Key) -> HashSet<String> {

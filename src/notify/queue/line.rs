@@ -35,7 +35,8 @@ pub(super) struct Line {
     pub(super) backoff: Option<Series>,
     pub(super) not_before: Option<Instant>,
     pub(super) answers: Answers,
-    pub(super) test: TestMessage,
+    /// The test message of the last configuration; none without a contact point.
+    pub(super) test: Option<TestMessage>,
     /// Which configuration this is, of all that ever were: what was begun under another one is not this endpoint's.
     pub(super) edition: u64,
     /// A request is in the air: whatever happens to the line, its answer is still to come.
@@ -196,6 +197,11 @@ impl Answers {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn knows(&self, field: &Key) -> bool {
+        self.by_field.contains_key(field)
+    }
+
     /// Returns whether that entry was in a refused digest.
     pub(super) fn goes_alone(&self, field: &Key, id: &Arc<str>) -> bool {
         self.by_field.get(field).is_some_and(|marks| marks.alone.contains(id))
@@ -294,7 +300,7 @@ pub(super) struct Batch {
 
 impl Line {
     /// Resets the queue: no attempt in progress, nothing known about the receiver.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.batch = None;
         self.answers = Answers::default();
         self.go_on();
@@ -314,8 +320,8 @@ impl Line {
         self.go_on();
         self.answers.accept(entries.iter().take(sent.taken), self.stage == Gate::Stopped);
         let is_test = entries.is_empty();
-        if is_test {
-            self.test.accepted += 1;
+        if is_test && let Some(test) = &mut self.test {
+            test.accepted += 1;
         }
         self.stage = match self.stage {
             Gate::Test => Gate::Tested,
@@ -350,7 +356,9 @@ impl Line {
             format!("{message} (not before {} s have passed)", asked.as_secs())
         };
         self.not_before = Some(now + delay.max(asked).min(LONGEST_PAUSE));
-        self.say(Standing::Retrying(message))
+        // One failure of a stopped receiver is no news: what stopped it may last.
+        let is_news = self.stage != Gate::Stopped || self.failures >= FAILING_FROM;
+        is_news && self.say(Standing::Retrying(message))
     }
 
     /// Stops the contact point for the reason of the last refusal; returns whether the contact point's status changes.

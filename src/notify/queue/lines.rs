@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::flights::Flights;
 use super::line::{Batch, FAILING_FROM, Gate, Line, Offer, Pick, Turn};
-use super::{Patience, Stage, Standing, TestMessage};
+use super::{Circumstances, Patience, Stage, Standing, TestMessage};
 use crate::api::TrackedField;
 use crate::api::tracked_field::Entry;
 use crate::controllers::tracked_field::history::{self, Ages, Now, Outcome};
@@ -127,21 +127,27 @@ impl Lines {
         point: &Key,
         endpoint: Endpoint,
         stage: Stage,
-        test: TestMessage,
+        mut test: TestMessage,
     ) -> Option<Arc<Notify>> {
         self.ground(point);
-        self.editions += 1;
         let line = self.by_point.entry(point.clone()).or_default();
         line.endpoint = Some(endpoint);
-        line.edition = self.editions;
-        line.standing = None;
-        line.test = test;
-        line.stage = match stage {
-            Stage::Test => Gate::Test,
-            Stage::Open => Gate::Open,
-            Stage::Probe => Gate::Stopped,
-        };
-        line.rest();
+        let known = line.test.take();
+        // The status may lag behind.
+        test.accepted = known.as_ref().map_or(0, |known| known.accepted).max(test.accepted);
+        if known.is_none_or(|known| known.configuration != test.configuration) {
+            self.editions += 1;
+            line.edition = self.editions;
+            line.standing = None;
+            line.stage = match stage {
+                Stage::Test => Gate::Test,
+                Stage::Open => Gate::Open,
+                Stage::Probe => Gate::Stopped,
+            };
+            line.reset();
+        }
+        line.test = Some(test);
+        line.changed.notify_one();
         (!std::mem::replace(&mut line.has_worker, true)).then(|| Arc::clone(&line.changed))
     }
 
@@ -153,25 +159,31 @@ impl Lines {
         }
     }
 
+    /// What is known of the receiver stays: the same configuration may return.
     pub fn close(&mut self, point: &Key) {
         self.ground(point);
-        self.editions += 1;
         let Some(line) = self.by_point.get_mut(point) else { return };
         line.endpoint = None;
-        line.stage = Gate::Closed;
-        line.standing = None;
-        line.edition = self.editions;
-        line.rest();
+        line.batch = None;
+        line.changed.notify_one();
     }
 
     pub fn remove(&mut self, point: &Key) {
         self.close(point);
+        if let Some(line) = self.by_point.get_mut(point) {
+            self.editions += 1;
+            line.edition = self.editions;
+            line.stage = Gate::Closed;
+            line.standing = None;
+            line.test = None;
+            line.reset();
+        }
         self.drop_if_idle(point);
     }
 
-    /// A line without an endpoint stays only for what waits in it, or is in the air.
+    /// A line of no contact point stays only for what waits in it, or is in the air.
     pub(super) fn drop_if_idle(&mut self, point: &Key) {
-        let idle = |line: &Line| line.endpoint.is_none() && line.offers.is_empty() && !line.sending;
+        let idle = |line: &Line| line.test.is_none() && line.offers.is_empty() && !line.sending;
         if self.by_point.get(point).is_some_and(idle)
             && let Some(line) = self.by_point.remove(point)
         {
@@ -193,9 +205,9 @@ impl Lines {
         self.by_point.get(point).and_then(|line| line.standing.clone()).unwrap_or(Standing::Untried)
     }
 
-    /// Returns the number of test messages of its configuration that the receiver of `point` accepted.
+    /// Returns the number of test messages that receivers of `point` accepted.
     pub fn tests_accepted(&self, point: &Key) -> i64 {
-        self.by_point.get(point).map_or(0, |line| line.test.accepted)
+        self.by_point.get(point).and_then(|line| line.test.as_ref()).map_or(0, |test| test.accepted)
     }
 
     pub fn failing(&self, point: &Key) -> Option<String> {
@@ -280,7 +292,14 @@ impl Lines {
         -signed(waited)
     }
 
-    fn forget(&mut self, point: &Key, field: &Key) {
+    /// Returns the `TrackedField`s of these entries that were deleted or moved away from `point`.
+    pub(super) fn departed(&self, point: &Key, picks: &[Pick]) -> Vec<Key> {
+        let moved = |field: &Key| self.places.get(field).is_some_and(|place| place != point);
+        let departed = picks.iter().filter(|pick| !self.flights.holds(pick) || moved(&pick.field));
+        departed.map(|pick| pick.field.clone()).collect()
+    }
+
+    pub(super) fn forget(&mut self, point: &Key, field: &Key) {
         if let Some(line) = self.by_point.get_mut(point) {
             line.answers.forget(field);
         }
@@ -313,10 +332,17 @@ impl Lines {
         self.flights.write_accepted(field)
     }
 
-    /// Records that the apiserver refused to write the status of `field`, which sends to `point`. Returns whether the
-    /// others go on without `field` from now on.
-    pub fn write_rejected(&mut self, field: &Key, point: &Key, code: u16, message: &str) -> bool {
-        let newly = self.flights.write_rejected(field, point, code, message);
+    /// Records that the apiserver refused to write the status of `field`, which sends to `point`, with this code and
+    /// message. Returns whether the others go on without `field` from now on.
+    pub fn write_rejected(
+        &mut self,
+        field: &Key,
+        point: &Key,
+        said: (u16, &str),
+        circumstances: Circumstances,
+        now: Instant,
+    ) -> bool {
+        let newly = self.flights.write_rejected(field, point, said, circumstances, self.patience.retry, now);
         if newly {
             // The unrecorded outcome may belong to another contact point.
             for line in self.by_point.values() {
@@ -324,6 +350,12 @@ impl Lines {
             }
         }
         newly
+    }
+
+    /// Returns how long to wait before the status of `field` is written again, if the apiserver refused the last write
+    /// and the next one is not due.
+    pub fn rejected_write_due(&self, field: &Key, circumstances: &Circumstances, now: Instant) -> Option<Duration> {
+        self.flights.rejected_write_due(field, circumstances, now)
     }
 
     /// Returns why the contact points go on without `field`, if they do.
@@ -479,7 +511,8 @@ impl Lines {
         let line = self.by_point.get_mut(point)?;
         let endpoint = line.endpoint.clone()?;
         let (picks, plain) = batch.as_ref().map(|batch| (batch.picks.clone(), batch.plain)).unwrap_or_default();
-        let request = Request { endpoint, picks, test_id: line.test.id(), began: now, plain, edition: line.edition };
+        let test_id = line.test.as_ref().map(TestMessage::id).unwrap_or_default();
+        let request = Request { endpoint, picks, test_id, began: now, plain, edition: line.edition };
         line.batch = batch;
         line.sending = true;
         Some(request)

@@ -48,7 +48,8 @@ pub struct Patience {
 pub struct TestMessage {
     /// Identity of the configuration.
     pub configuration: String,
-    /// Number of accepted test messages; each acceptance gives the next one a new id.
+    /// Number of accepted test messages of all configurations; each acceptance gives the next one a new id, also where a
+    /// configuration returns.
     pub accepted: i64,
 }
 
@@ -57,6 +58,17 @@ impl TestMessage {
     fn id(&self) -> String {
         format!("test-{}", short_digest(format!("{}/{}", self.configuration, self.accepted)))
     }
+}
+
+/// What a refused status write depends on, besides time: once it changes, the write is retried at once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Circumstances {
+    /// Generation of the object.
+    pub generation: Option<i64>,
+    /// Somebody's request for a reconcile.
+    pub requested_at: Option<String>,
+    /// Number of apiserver outages that have ended.
+    pub apiserver_returns: u64,
 }
 
 /// How a contact point's receiver took what was last sent to it.
@@ -128,7 +140,8 @@ impl<T: Transport> Outbox<T> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the line of `point` send to `endpoint`. What was being tried with another endpoint is given up.
+    /// Has the line of `point` send to `endpoint`. With another configuration than before, the line begins anew with
+    /// `stage`; with the same one, what is known of the receiver stays.
     pub fn configure(self: &Arc<Self>, point: &Key, endpoint: Endpoint, stage: Stage, test: TestMessage) {
         let mut lines = self.lines();
         if let Some(changed) = lines.configure(point, endpoint, stage, test) {
@@ -161,7 +174,7 @@ impl<T: Transport> Outbox<T> {
         self.lines().standing(point)
     }
 
-    /// Returns the number of test messages of its configuration that the receiver of `point` accepted.
+    /// Returns the number of test messages that receivers of `point` accepted.
     pub fn tests_accepted(&self, point: &Key) -> i64 {
         self.lines().tests_accepted(point)
     }
@@ -213,14 +226,20 @@ impl<T: Transport> Outbox<T> {
         }
     }
 
-    /// Records that the apiserver refused to write the status of `field`, which sends to `point`. After five refusals
-    /// the others go on without `field`.
-    pub fn write_rejected(&self, field: &Key, point: &Key, code: u16, message: &str) {
-        let newly_left_out = self.lines().write_rejected(field, point, code, message);
+    /// Records that the apiserver refused to write the status of `field`, which sends to `point`, with this code and
+    /// message. After five refusals the others go on without `field`.
+    pub fn write_rejected(&self, field: &Key, point: &Key, said: (u16, &str), circumstances: Circumstances) {
+        let newly_left_out = self.lines().write_rejected(field, point, said, circumstances, Instant::now());
         if newly_left_out {
             self.landing.notify_waiters();
             self.points.wake(point);
         }
+    }
+
+    /// Returns how long to wait before the status of `field` is written again, if the apiserver refused the last write
+    /// and the next one is not due.
+    pub fn rejected_write_due(&self, field: &Key, circumstances: &Circumstances) -> Option<Duration> {
+        self.lines().rejected_write_due(field, circumstances, Instant::now())
     }
 
     /// Returns why the contact points go on without `field`, if they do.

@@ -62,6 +62,10 @@ fn offer(name: &str, entries: &[&str]) -> Offer {
     Offer::of(&field(name, entries)).unwrap()
 }
 
+fn another() -> TestMessage {
+    TestMessage { configuration: "another".into(), accepted: 0 }
+}
+
 fn key(name: &str) -> Key {
     Key::new("n", name)
 }
@@ -188,7 +192,7 @@ fn an_answer_to_a_former_endpoint_marks_what_it_took_and_says_nothing_of_the_new
     let mut line = Line::open();
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.lines.configure(&key("p"), chat(), Stage::Test, TestMessage::default());
+    line.lines.configure(&key("p"), chat(), Stage::Test, another());
     line.answer(&request, Err(refusal(Refusal::NotFound)));
     assert_eq!(line.lines.standing(&key("p")), Standing::Untried);
 }
@@ -198,7 +202,7 @@ fn what_a_former_endpoint_took_is_not_sent_to_the_new_one() {
     let mut line = Line::open();
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
-    line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default());
+    line.lines.configure(&key("p"), chat(), Stage::Open, another());
     line.taken(&request, 1);
     assert_eq!(line.record("a", &["1!"]), [("1".to_owned(), Outcome::Delivered)]);
     assert!(line.waits());
@@ -216,6 +220,95 @@ fn a_contact_point_that_goes_while_it_is_sent_to_still_gets_its_answer() {
         line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default()).is_some(),
         "it was a line of its own"
     );
+}
+
+/// It was suspended, or its Secret could not be read.
+#[test]
+fn what_is_known_of_a_receiver_outlasts_a_pause() {
+    let hour = Duration::from_hours(1);
+    let later = || Failure::Retry { message: "429".into(), after: Some(hour) };
+    let pause = |line: &mut Line| {
+        line.lines.close(&key("p"));
+        line.now += PATIENCE.stopped;
+        assert!(line.take().is_none());
+    };
+    // The stage of the status counts for another configuration only.
+    let resume = |line: &mut Line, test| line.lines.configure(&key("p"), chat(), Stage::Open, test);
+    for answered_while_paused in [false, true] {
+        let mut line = Line::open();
+        line.offer("a", &["1"]);
+        let request = line.take().unwrap();
+        if answered_while_paused {
+            line.lines.close(&key("p"));
+        }
+        line.answer(&request, Err(later()));
+        pause(&mut line);
+        assert!(line.lines.in_flight(&key("a")).is_empty(), "it may be merged");
+        resume(&mut line, TestMessage::default());
+        assert!(line.waits());
+        line.now += hour;
+        assert_eq!(ids(&line.take().unwrap()), ["1"]);
+    }
+
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    let request = line.take().unwrap();
+    line.refuse(&request, Refusal::Forbidden);
+    line.now += PATIENCE.stopped;
+    let request = line.take().unwrap();
+    assert!(request.is_test());
+    line.taken(&request, 0);
+    line.offer("a", &["1"]);
+    let stopped = line.lines.standing(&key("p"));
+    pause(&mut line);
+    resume(&mut line, TestMessage::default());
+    assert_eq!(line.lines.standing(&key("p")), stopped);
+    let request = line.take().unwrap();
+    line.refuse(&request, Refusal::Forbidden);
+    assert!(matches!(&*line.record("a", &[]), [(_, Outcome::Failed { .. })]), "it was its second refusal");
+    pause(&mut line);
+    resume(&mut line, another());
+    assert_eq!(line.lines.standing(&key("p")), Standing::Untried, "another receiver");
+    assert_eq!(line.lines.tests_accepted(&key("p")), 1);
+}
+
+/// A line that nothing waits in.
+#[test]
+fn a_contact_point_without_entries_keeps_its_pause_too_until_it_is_deleted() {
+    let mut line = Line::open();
+    line.lines.configure(&key("p"), chat(), Stage::Test, another());
+    let request = line.take().unwrap();
+    line.answer(&request, Err(Failure::Retry { message: "429".into(), after: Some(Duration::from_hours(1)) }));
+    line.lines.close(&key("p"));
+    line.offer("a", &["1"]);
+    line.lines.withdraw(&key("a"), true);
+    line.lines.configure(&key("p"), chat(), Stage::Test, another());
+    assert!(line.waits());
+    line.lines.remove(&key("p"));
+    line.lines.configure(&key("p"), chat(), Stage::Test, another());
+    assert!(line.take().unwrap().is_test());
+}
+
+/// Deleted, or moved to another contact point.
+#[test]
+fn nothing_is_kept_of_an_object_that_went_while_its_request_was_in_flight() {
+    let went: [fn(&mut Line); 2] = [
+        |line| assert_eq!(line.lines.withdraw(&key("a"), true), -1),
+        |line| assert_eq!(line.lines.offer(&key("q"), offer("a", &["1"])), 0),
+    ];
+    for went in went {
+        for digest in [false, true] {
+            let mut line = Line::open();
+            line.offer("a", &["1"]);
+            if digest {
+                line.offer("b", &["2"]);
+            }
+            let request = line.take().unwrap();
+            went(&mut line);
+            line.refuse(&request, Refusal::Rejected);
+            assert!(!line.lines.by_point[&key("p")].answers.knows(&key("a")), "{digest}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use rstest::rstest;
 use tokio::time::sleep;
@@ -47,7 +47,7 @@ impl Drop for Ends {
 }
 
 async fn resolve(names: &Names, namespace: &str, name: &str) -> io::Result<Arc<[SocketAddr]>> {
-    on_behalf_of(namespace, async { names.resolve(name).await }).await
+    Origin::new(namespace).run(async { names.resolve(name).await }).await
 }
 
 const HANGS: Duration = Duration::from_hours(1);

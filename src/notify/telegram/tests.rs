@@ -8,6 +8,7 @@ use super::*;
 #[case(b"110201543:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw")]
 #[case(b"1234567890:AAAAAAAAAAAAAAAAAAAAAAAAAAAA")]
 #[case(b"1:a")]
+#[case(b"1:a_B-9")]
 fn a_token_of_any_length_is_one(#[case] token: &[u8]) {
     assert!(Chat::new(token, ChatId::Id(1), None, false).is_ok());
 }
@@ -21,6 +22,11 @@ fn a_token_of_any_length_is_one(#[case] token: &[u8]) {
 #[case(b"12:s3cr3t/../x", BadToken::Shape)]
 #[case(b"12:s3cr3t x", BadToken::Shape)]
 #[case(b"12:s3\ncr3t", BadToken::Shape)]
+#[case(b"12:s3:cr3t", BadToken::Shape)]
+#[case(b"12:s3cr3t=", BadToken::Shape)]
+#[case(b"12:s3.cr3t", BadToken::Shape)]
+#[case(b"12:s3+cr3t", BadToken::Shape)]
+#[case("12:s3cr3t\u{e9}".as_bytes(), BadToken::Shape)]
 #[case(b"12:s3cr3t\0", BadToken::Shape)]
 #[case(b"12:s3cr3t\n", BadToken::Padded)]
 #[case(b" 12:s3cr3t", BadToken::Padded)]

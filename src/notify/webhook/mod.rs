@@ -10,9 +10,10 @@ use http::{HeaderName, HeaderValue};
 use jiff::Timestamp;
 use secrecy::{ExposeSecret, SecretString};
 
+use super::address::is_private;
 use super::answer::{self, Secrets};
 use super::message::template::Body;
-use super::resolve::Names;
+use super::resolve::{Names, Origin};
 use super::{Failure, Refusal, Sent};
 use crate::api::contact_point::is_reserved;
 
@@ -166,6 +167,30 @@ fn header_name(name: &str) -> Result<HeaderName, String> {
     Ok(name)
 }
 
+/// Addresses whose answers and connection errors a message may quote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Quote {
+    Every,
+    Public,
+    None,
+}
+
+impl Quote {
+    /// Returns whether a message may quote an address that is known to be public or not.
+    fn allows(self, is_public: bool) -> bool {
+        match self {
+            Self::Every => true,
+            Self::Public => is_public,
+            Self::None => false,
+        }
+    }
+}
+
+/// Message of every request without an answer from an address that is not quoted: the cause would tell whether something
+/// listens there.
+const NO_ANSWER: &str = "no answer from the endpoint; the operator tells no more of a private address. Check URL, TLS and \
+    NetworkPolicies";
+
 /// What a request needs besides the hook.
 pub(super) struct Call<'a> {
     pub(super) client: &'a reqwest::Client,
@@ -173,6 +198,8 @@ pub(super) struct Call<'a> {
     pub(super) retry_after_cap: Duration,
     pub(super) held: &'a (dyn Fn() -> Result<(), Failure> + Sync),
     pub(super) names: &'a Names,
+    pub(super) origin: &'a Origin,
+    pub(super) quote: Quote,
 }
 
 impl Call<'_> {
@@ -190,9 +217,10 @@ impl Call<'_> {
         let mut response = request.send().await.map_err(|error| {
             // The endpoint may have moved.
             self.names.forget(hook.url.host_str().unwrap_or_default());
-            secrets.failure(error, self.timeout)
+            self.without_answer(secrets.failure(error, self.timeout))
         })?;
         let status = response.status().as_u16();
+        let quotable = self.quote.allows(response.remote_addr().is_some_and(|address| !is_private(address.ip())));
         let after = answer::retry_after(&response, Timestamp::now()).map(|after| after.min(self.retry_after_cap));
         let body = if (200..300).contains(&status) {
             // It is taken, whatever is still said; the connection is kept when that is short.
@@ -201,7 +229,20 @@ impl Call<'_> {
         } else {
             answer::body(&mut response).await
         };
-        understand(status, after, &secrets.quote(&body), taken)
+        let said = if quotable { secrets.quote(&body) } else { String::new() };
+        understand(status, after, &said, taken)
+    }
+
+    /// Returns `failure` with the cause only if the address may be quoted.
+    fn without_answer(&self, failure: Failure) -> Failure {
+        let quotable = self.quote.allows(self.origin.is_public());
+        match failure {
+            Failure::Retry { message, after } if !quotable => {
+                tracing::debug!(error = message, "request to a private address failed; will retry");
+                Failure::Retry { message: NO_ANSWER.into(), after }
+            }
+            failure => failure,
+        }
     }
 }
 

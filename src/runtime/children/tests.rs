@@ -31,12 +31,12 @@ fn maps(client: Client, wake: impl Fn(&Key) + Send + Sync + 'static) -> Maps {
         client,
         manager: "quartermaster/test",
         report: |_| (),
-        lost: |sent, there| sent.data != there.data,
-        wake: Box::new(wake),
+        quirks: Quirks { lost: |sent, there| sent.data != there.data, ..Quirks::default() },
+        wake: Arc::new(wake),
         wanted: Arc::default(),
         seen: Seen::new([None].into(), Duration::from_mins(30)),
         drift: Drift::new(&Timings::default(), events, Counter::default(), &[]),
-        unconfirmed: Pacer::default(),
+        unconfirmed: Pacer::new(Duration::from_millis(50)),
     };
     maps.seen.settled(None);
     maps

@@ -1,7 +1,6 @@
 //! Why a child is not as it is wanted.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use kube::core::Status;
 
@@ -26,14 +25,6 @@ pub enum Trouble {
         /// The answer.
         said: Box<Status>,
     },
-    /// Too many children without a confirmed state need a write, so this one waits.
-    #[error("{what} waits for its turn to be applied")]
-    Paced {
-        /// The child.
-        what: String,
-        /// Waiting time.
-        wait: Duration,
-    },
     /// Its owner may be gone.
     #[error(transparent)]
     Owner(#[from] Unconfirmed),
@@ -52,7 +43,7 @@ impl Failure for Trouble {
     fn class(&self) -> Class {
         match self {
             Self::Conflict(_) | Self::Refused { .. } => Class::Terminal,
-            Self::Going(_) | Self::Paced { .. } => Class::Transient,
+            Self::Going(_) => Class::Transient,
             Self::Owner(unconfirmed) => unconfirmed.class(),
             Self::Api { error, .. } => error.class(),
         }

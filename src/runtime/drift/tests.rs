@@ -32,8 +32,8 @@ fn correct(drift: &Drift, field: &str) {
     drift.corrected(&owner(None), &child(), &correction);
 }
 
-fn told(drift: &Drift) -> usize {
-    drift.episodes().get(&child()).map_or(0, |episode| episode.told.len())
+fn reported(drift: &Drift) -> usize {
+    drift.episodes().get(&child()).map_or(0, |episode| episode.reported.len())
 }
 
 fn held_back(drift: &Drift) -> bool {
@@ -57,7 +57,7 @@ async fn child_is_contested_from_the_third_correction_within_ten_minutes_on() {
     assert_eq!(message, expected);
     assert!(again >= Duration::from_secs(15) && again <= Duration::from_secs(30), "{again:?}");
     assert!(held_back(&drift));
-    assert_eq!(told(&drift), 1, "one Event an episode");
+    assert_eq!(reported(&drift), 1, "one Event an episode");
     drift.forget(&child());
     assert_eq!((drift.contested(&child()), held_back(&drift)), (None, false));
 }
@@ -102,7 +102,7 @@ async fn what_is_kept_and_told_is_bounded() {
     for number in 0..50 {
         correct(&drift, &format!("a{number}"));
     }
-    assert_eq!(told(&drift), MAX_TOLD);
+    assert_eq!(reported(&drift), MAX_REPORTED);
     assert_eq!(drift.episodes()[&child()].at.len(), REPEATED);
     tokio::time::advance(MINUTE * 11).await;
     let correction = Correction { what: "Service shop/db", fields: &[], manager: None, digest: "d" };

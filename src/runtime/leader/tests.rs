@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use http::{Method, Request, Response, StatusCode};
 use kube::client::Body;
+use rstest::rstest;
 use tokio::time::advance;
 use tower::{BoxError, service_fn};
 
@@ -18,6 +19,7 @@ const LEASE: &str = "quartermaster";
 struct Server(Arc<Mutex<State>>);
 
 #[derive(Default)]
+#[allow(clippy::struct_excessive_bools)] // each switches one fault on
 struct State {
     lease: Option<Lease>,
     version: u64,
@@ -27,6 +29,10 @@ struct State {
     hangs: bool,
     /// The next write is done, but its answer lost.
     loses_answer: bool,
+    /// The same of every write.
+    loses_answers: bool,
+    /// Each write is done twice; the second answer counts.
+    repeats: bool,
     /// Requests fail.
     fails: bool,
     /// Number of coming writes that get 409 because somebody edits the lease's metadata right before each.
@@ -97,7 +103,10 @@ impl Server {
             (method, _) => panic!("{method}"),
         };
         let lease = state.store(stored);
-        if std::mem::take(&mut state.loses_answer) {
+        if state.repeats {
+            return status(StatusCode::CONFLICT);
+        }
+        if std::mem::take(&mut state.loses_answer) || state.loses_answers {
             return Err("connection reset".into());
         }
         ok(&lease)
@@ -312,6 +321,30 @@ async fn leader_keeps_leading_after_two_conflicts_in_one_renewal() {
     assert!(one.fence.held() && !one.task.is_finished() && !two.fence.held());
     assert_eq!(server.spec().lease_transitions, Some(0));
     one.task.abort();
+    two.task.abort();
+}
+
+/// Every write is applied, and no answer says so: the lease does.
+#[rstest]
+#[case::repeated(|state: &mut State| state.repeats = true)]
+#[case::unanswered(|state: &mut State| state.loses_answers = true)]
+#[tokio::test(start_paused = true)]
+async fn lease_is_acquired_and_kept_although_no_answer_confirms_a_write(#[case] fault: fn(&mut State)) {
+    let server = Server::default();
+    server.held_by("gone", 9);
+    fault(&mut server.state());
+    let one = start(&server, "one");
+    until(|| one.fence.held()).await;
+    let two = start(&server, "two");
+    for _ in 0..300 {
+        sleep(Duration::from_millis(100)).await;
+        assert!(one.fence.held() && !two.fence.held());
+    }
+    assert_eq!(server.spec().lease_transitions, Some(5));
+    // Somebody else's lease is not taken for a write of this candidate.
+    server.held_by("two", 9);
+    until(|| !one.fence.held()).await;
+    assert_eq!(one.task.await.unwrap(), Outcome::Lost);
     two.task.abort();
 }
 

@@ -154,7 +154,8 @@ fn fields_are_taken_from_every_manager_and_nothing_else() {
         status,
     ];
     assert_eq!(taken.entries, after);
-    assert_eq!((taken.fields, taken.managers), (paths.clone(), ["flux".into(), "somebody".into()].into()));
+    let expected = Taken { fields: paths.clone(), managers: ["flux".into(), "somebody".into()].into() };
+    assert_eq!(taken.taken, expected);
     assert_eq!(super::taken(&taken.entries, US, &paths), None, "nobody else holds it any more");
     assert_eq!(super::taken(&[entry("somebody", UPDATE, "", ports(&[8080]))], US, &paths), None, "nothing is ours");
 }
@@ -261,7 +262,47 @@ fn renumbered_port_is_told_from_somebody_s_own(#[case] live: Value, #[case] expe
         entry("somebody", UPDATE, "", ports(&[8080, 8081])),
     ];
     let expected: BTreeSet<_> = expected.iter().map(|number| path(&["f:spec", "f:ports", &port(*number)])).collect();
-    assert_eq!(renumbered(&managed, US, &object, &service()), expected);
+    assert_eq!(renumbered(&managed, US, &object, &service(), false), expected);
+}
+
+/// Somebody has removed the app's container port, or renumbered it; another manager may have a port of its own.
+#[rstest]
+#[case::named_by_others(json!({ "containerPort": 80 }), json!({ "containerPort": 9090, "name": "metrics" }), true, false)]
+#[case::unnamed_and_renamed(json!({ "containerPort": 80, "name": "http" }), json!({ "containerPort": 9090 }), true, false)]
+#[case::another_name(json!({ "containerPort": 80, "name": "http" }), json!({ "containerPort": 9090, "name": "metrics" }), true, false)]
+#[case::a_number_beside_ports_of_others(json!({ "containerPort": 80 }), json!({ "containerPort": 9090 }), false, false)]
+#[case::renumbered(json!({ "containerPort": 80 }), json!({ "containerPort": 8080, "protocol": "TCP" }), true, true)]
+#[case::named_and_renumbered(json!({ "containerPort": 80, "name": "http" }), json!({ "containerPort": 8080, "name": "http" }), false, true)]
+fn foreign_container_port_is_not_taken_for_a_renumbered_one(
+    #[case] ours: Value,
+    #[case] live: Value,
+    #[case] is_alone: bool,
+    #[case] is_taken: bool,
+) {
+    let with = |port: &Value| json!({ "spec": { "template": { "spec": { "containers": [{ "name": "a", "ports": [port] }] } } } });
+    let element = |port: &Value| format!("k:{{\"containerPort\":{},\"protocol\":\"TCP\"}}", port["containerPort"]);
+    let set =
+        |port: &Value| nested(&CONTAINER, json!({ "f:ports": { element(port): { ".": {}, "f:containerPort": {} } } }));
+    let managed = [entry(US, APPLY, "", set(&ours)), entry("injector", UPDATE, "", set(&live))];
+    let found = renumbered(&managed, US, &with(&live), &with(&ours), is_alone);
+    let theirs = [path(&CONTAINER), path(&["f:ports", &element(&live)])].concat();
+    assert_eq!(found, is_taken.then_some(theirs).into_iter().collect());
+}
+
+#[test]
+fn label_is_the_manager_s_unless_another_one_owns_it() {
+    let labels = |names: &[&str]| {
+        let names: Map<_, _> = names.iter().map(|name| (format!("f:{name}"), json!({}))).collect();
+        json!({ "f:metadata": { "f:labels": names } })
+    };
+    let managed = [
+        entry(US, APPLY, "", labels(&["app"])),
+        entry(US, UPDATE, "", labels(&["uid"])),
+        entry("agent", UPDATE, "", labels(&["seen"])),
+    ];
+    let ours = |managed: &[ManagedFieldsEntry]| ["app", "uid", "seen"].map(|name| may_be_ours(managed, US, name));
+    assert_eq!(ours(&managed), [true, true, false]);
+    assert_eq!(ours(&managed[2..]), [true; 3], "nothing shows whose they are");
 }
 
 /// By a write of its scale, an update, or an apply by force.
@@ -289,4 +330,19 @@ fn last_writer_of_a_removed_field_wrote_beside_it_since() {
         let managed = [ours.clone(), at(entry("somebody", UPDATE, "", ports(&[8080])), time)];
         assert_eq!(last_writer(&managed, US, &removed), named);
     }
+}
+
+/// Somebody labels the object after another one has removed a label of ours.
+#[test]
+fn neighbour_in_a_map_is_not_accused() {
+    let labels = |name: &str| json!({ "f:metadata": { "f:labels": { name: {} } } });
+    let at = |entry: ManagedFieldsEntry, time: &str| ManagedFieldsEntry {
+        time: Some(serde_json::from_value(json!(time)).unwrap()),
+        ..entry
+    };
+    let managed = [
+        at(entry(US, APPLY, "", labels("f:other")), "2026-01-01T00:00:10Z"),
+        at(entry("agent", UPDATE, "", labels("f:team")), "2026-01-01T00:00:20Z"),
+    ];
+    assert_eq!(last_writer(&managed, US, &[path(&["f:metadata", "f:labels", "f:x"])]), None);
 }

@@ -19,6 +19,7 @@ fn the_names() {
     let metrics = Metrics::new();
     let controller = metrics.controller("trackedfield", 8);
     controller.reconciled(Reconciled::Success, Duration::from_millis(3));
+    metrics.show_queue("trackedfield", || QueueState { depth: 3, unfinished: Duration::from_millis(1500) });
     metrics.api_request("10.0.0.1:443", "GET", Some(200));
     metrics.show_leadership("quartermaster", Fence::shut());
     metrics.notified(Receiver::Telegram, Notified::Delivered);
@@ -62,7 +63,12 @@ quartermaster_watch_restarts_total{resource=\"deployments.apps\"}
 quartermaster_watches{resource=\"deployments.apps\",state=\"failing\"}
 quartermaster_watches{resource=\"deployments.apps\",state=\"refused\"}
 quartermaster_watches{resource=\"deployments.apps\",state=\"standing\"}
-rest_client_requests_total{code=\"200\",method=\"GET\",host=\"10.0.0.1:443\"}";
+rest_client_requests_total{code=\"200\",method=\"GET\",host=\"10.0.0.1:443\"}
+workqueue_adds_total{name=\"trackedfield\",controller=\"trackedfield\"}
+workqueue_depth{name=\"trackedfield\",controller=\"trackedfield\"}
+workqueue_queue_duration_seconds_count{name=\"trackedfield\",controller=\"trackedfield\"}
+workqueue_queue_duration_seconds_sum{name=\"trackedfield\",controller=\"trackedfield\"}
+workqueue_unfinished_work_seconds{name=\"trackedfield\",controller=\"trackedfield\"}";
     let expected = expected.replace("VERSION", VERSION);
     let expected: BTreeSet<String> = expected.lines().map(str::to_owned).collect();
     assert_eq!(names(&text), expected, "{text}");
@@ -97,6 +103,14 @@ fn values() {
     has("controller_runtime_reconcile_time_seconds_bucket{le=\"0.05\",controller=\"trackedfield\"} 4");
     controller.panicked();
     has("controller_runtime_reconcile_panics_total{controller=\"trackedfield\"} 1");
+    let queue = "name=\"trackedfield\",controller=\"trackedfield\"";
+    metrics.show_queue("trackedfield", || QueueState { depth: 3, unfinished: Duration::from_millis(1500) });
+    controller.added();
+    controller.queued(Duration::from_millis(5));
+    has(&format!("workqueue_depth{{{queue}}} 3"));
+    has(&format!("workqueue_unfinished_work_seconds{{{queue}}} 1.5"));
+    has(&format!("workqueue_adds_total{{{queue}}} 1"));
+    has(&format!("workqueue_queue_duration_seconds_bucket{{le=\"0.01\",{queue}}} 1"));
     metrics.pending_changed(3);
     metrics.pending_changed(-2);
     has("quartermaster_notifications_pending 1");

@@ -17,7 +17,7 @@ fn child(version: u64, print: u64, report: u8) -> Known<u8> {
 }
 
 fn matched(desired: &str) -> Match {
-    Match { desired: desired.into(), values: 7 }
+    Match { desired: desired.into(), values: 7, has_foreign_ports: false }
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn alerts() -> Vec<Alert> {
     let rules = groups.iter().flat_map(|group| group["rules"].as_array().unwrap());
     let alerts: Vec<Alert> = rules.map(|rule| serde_json::from_value(rule.clone()).unwrap()).collect();
     let names: BTreeSet<_> = alerts.iter().map(|alert| &alert.name).collect();
-    assert_eq!((names.len(), alerts.len()), (8, 8), "{names:?}");
+    assert_eq!((names.len(), alerts.len()), (9, 9), "{names:?}");
     alerts
 }
 

@@ -4,11 +4,12 @@ use http::StatusCode;
 use k8s_openapi::api::core::v1::ConfigMap;
 use quartermaster::api::{ConfigMapSync, TrackedField};
 use serde_json::json;
+use testbed::Options;
 use testbed::proxy::{Ending, Fault, Match, Times};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
-use crate::support::{Bed, Operator, SOON, Settings};
+use crate::support::{Bed, Operator, SOON, Settings, fill_tracker_role};
 
 /// The value of a sample, by its name and labels as they stand there.
 fn value(metrics: &str, sample: &str) -> Option<f64> {
@@ -107,8 +108,10 @@ fn watches(resource: &str, state: &str) -> String {
 
 #[tokio::test]
 async fn a_watch_that_fails_is_told_until_it_stands() {
-    let bed = Bed::shared("watches").await;
+    let bed = Bed::own_with(Options::apiserver_only(), "watches").await;
+    fill_tracker_role(&bed.plane, &[("batch", "cronjobs")]).await;
     let (proxy, kubeconfig) = bed.through_proxy().await;
+    proxy.inject(Match::any().resource("cronjobs"), Times::Always, Fault::status(StatusCode::FORBIDDEN));
     let operator = Operator::start(&bed, Settings::default().kubeconfig(kubeconfig)).await;
     bed.webhook("hook", "http://127.0.0.1:9/").await;
     bed.track("web", "StatefulSet", "web", "replicas", "hook").await;

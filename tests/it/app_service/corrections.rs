@@ -1,5 +1,9 @@
 //! Corrections of drift, their reports, and the fields that they take from other managers.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::StatusCode;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{Patch, PatchParams};
@@ -9,6 +13,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 use testbed::Options;
 use testbed::control_plane::audit::Mark;
+use testbed::proxy::{ApiRequest, Fault, Match, Order, Point, Proxy, Then, Times, Verb};
 use testbed::wait::until;
 
 use super::drift::{add, remove, replace, said};
@@ -416,4 +421,213 @@ async fn value_changed_by_admission_is_applied_once_a_process() {
     assert!(!writes(&bed, since).await.is_empty());
     assert_eq!(pulls(&deployment(&bed, "web").await).as_deref(), Some("Always"));
     assert_eq!(deployment(&bed, "web").await.labels()["team"], "theirs");
+}
+
+/// The kubelet takes the last of two variables of one name, so a repeated one changes the app.
+#[tokio::test]
+async fn variable_that_an_edit_repeats_is_corrected() {
+    let bed = Bed::shared("repeated").await;
+    let mut operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
+    let env = json!([{ "name": "A", "value": "b" }, { "name": "B", "value": "c" }]);
+    app(&bed, "web", json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }], "env": env })).await;
+    ready(&bed, "web").await;
+    let before = both(&bed).await;
+    let repeat = || vec![add(&format!("{CONTAINER}/env/-"), json!({ "name": "A", "value": "evil" }))];
+    edit::<Deployment>(&bed, "kubectl-edit", repeat()).await;
+    restored(&bed, &before).await;
+    let words = bed.event("web", "DriftCorrected").await;
+    assert!(words.starts_with("corrected spec.template.spec.containers[name=web].env[name=A] of "), "{words}");
+    // The edit also happens while no operator runs.
+    operator.kill();
+    edit::<Deployment>(&bed, "kubectl-edit", repeat()).await;
+    operator.restart();
+    restored(&bed, &before).await;
+    ready(&bed, "web").await;
+}
+
+/// Another manager adds a container port; then somebody removes the app's own, which consists of its number alone.
+#[tokio::test]
+async fn container_port_of_others_stays_after_the_app_s_own_was_removed() {
+    let bed = Bed::shared("ports").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", json!({ "size": 0, "image": "i", "ports": [{ "port": 80, "targetPort": 80 }] })).await;
+    ready(&bed, "web").await;
+    let theirs = vec![add(&format!("{CONTAINER}/ports/-"), json!({ "containerPort": 9090 }))];
+    edit::<Deployment>(&bed, "injector", theirs).await;
+    looked_at(&bed, "web").await;
+    edit::<Deployment>(&bed, "kubectl-edit", vec![remove(&format!("{CONTAINER}/ports/0"))]).await;
+    let numbers = |deployment: &Deployment| {
+        let ports = &deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap().containers[0].ports;
+        ports.iter().flatten().map(|port| port.container_port).collect::<std::collections::BTreeSet<_>>()
+    };
+    bed.until("web", "has its port again", |deployment| numbers(deployment).contains(&80)).await;
+    looked_at(&bed, "web").await;
+    assert_eq!(numbers(&deployment(&bed, "web").await), [80, 9090].into());
+}
+
+/// Agents write annotations and labels of their own every minute.
+#[tokio::test]
+async fn stamp_of_an_agent_on_a_child_costs_no_request() {
+    let bed = Bed::shared("stamps").await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    app(&bed, "web", json!({ "size": 0, "image": "i", "ports": [{ "port": 80 }] })).await;
+    ready(&bed, "web").await;
+    looked_at(&bed, "web").await;
+    let since = bed.plane.audit().mark().await.unwrap();
+    for stamp in 0..3 {
+        let stamps = || {
+            vec![add("/metadata/annotations/seen", stamp.to_string()), add("/metadata/labels/seen", stamp.to_string())]
+        };
+        edit::<Deployment>(&bed, "agent", stamps()).await;
+        edit::<Service>(&bed, "agent", stamps()).await;
+        looked_at(&bed, "web").await;
+    }
+    for resource in ["deployments", "services"] {
+        assert_eq!(asked(&bed, since, resource, &["get", "patch", "update"]).await, 0, "{resource}");
+    }
+    // A label of the app's own is noticed.
+    edit::<Deployment>(&bed, "agent", vec![replace("/metadata/labels/app", "theirs")]).await;
+    bed.until("web", "has its label again", |deployment: &Deployment| deployment.labels()["app"] == "web").await;
+}
+
+/// Restarts the count of the proxy's cuts at each dry run: the second request after it to change the child is the apply.
+fn cut_the_apply_after_a_dry_run(proxy: &Proxy) -> Order {
+    let left = Arc::new(AtomicUsize::new(0));
+    let armed = Arc::clone(&left);
+    let arm = move |_| {
+        armed.store(2, Ordering::SeqCst);
+        std::future::ready(Then::GoOn)
+    };
+    proxy.inject(
+        Match::verb(Verb::Create).resource("deployments").name("web"),
+        Times::First(1),
+        Fault::hook(Point::AfterApplied, arm),
+    );
+    let cut = move |_| {
+        let is_last = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) == Ok(1);
+        std::future::ready(if is_last { Then::Cut } else { Then::GoOn })
+    };
+    proxy.inject(
+        Match::verb(Verb::Patch).resource("deployments").name("web"),
+        Times::Always,
+        Fault::hook(Point::Before, cut),
+    )
+}
+
+/// Without its labels no watch shows the Service again, so only this reconcile can notice the second change.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn port_that_is_changed_while_labels_are_restored_is_corrected() {
+    let bed = Bed::shared("race").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    let spec =
+        json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "name": "http", "port": 80, "targetPort": 8080 }] });
+    app(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    let before = both(&bed).await;
+    let (services, changed) = (bed.api::<Service>(), Arc::new(AtomicUsize::new(0)));
+    let change = move |request: ApiRequest| {
+        let (services, changed) = (services.clone(), Arc::clone(&changed));
+        async move {
+            if request.query.contains("force=true") && changed.fetch_add(1, Ordering::SeqCst) == 0 {
+                let by = PatchParams { field_manager: Some("kubectl-patch".into()), ..PatchParams::default() };
+                let operations = serde_json::from_value(json!([replace("/spec/ports/0/port", 81)])).unwrap();
+                services.patch("web", &by, &Patch::<()>::Json(operations)).await.unwrap();
+            }
+            Then::GoOn
+        }
+    };
+    let patches = Match::verb(Verb::Patch).resource("services").name("web");
+    let order = proxy.inject(patches, Times::Always, Fault::hook(Point::Before, change));
+    edit::<Service>(&bed, "kubectl-label", vec![remove("/metadata/labels")]).await;
+    order.wait_for_hits(2, SOON).await.unwrap();
+    restored(&bed, &before).await;
+    ready(&bed, "web").await;
+}
+
+/// The apply right after fields were taken from another manager fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fields_taken_from_others_are_reported_although_an_apply_failed() {
+    let bed = Bed::shared("cut").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    let mut spec = json!({ "size": 0, "image": "i" });
+    app(&bed, "web", spec.clone()).await;
+    ready(&bed, "web").await;
+    let limits = json!({ "limits": { "cpu": "50m" }, "requests": { "cpu": "50m" } });
+    edit::<Deployment>(&bed, "vertical-scaler", vec![add(&format!("{CONTAINER}/resources"), limits)]).await;
+    looked_at(&bed, "web").await;
+    let patches = cut_the_apply_after_a_dry_run(&proxy);
+    spec["resources"] = json!({ "requests": { "cpu": "100m" } });
+    respec(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    patches.wait_for_hits(4, SOON).await.unwrap();
+    let now = json!(deployment(&bed, "web").await.spec.unwrap().template.spec.unwrap().containers[0].resources);
+    assert_eq!(now, json!({ "requests": { "cpu": "100m" } }));
+    let words = bed.event("web", "DriftCorrected").await;
+    assert!(words.contains("resources.limits of ") && words.contains("vertical-scaler"), "{words}");
+}
+
+/// An answer to the dry run that says nothing about the object, such as an admission webhook's, does not prove that others
+/// are at fault.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_managers_lose_nothing_when_the_dry_run_proves_nothing() {
+    let bed = Bed::shared("unproved").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    let mut spec = json!({ "size": 0, "image": "i" });
+    app(&bed, "web", spec.clone()).await;
+    ready(&bed, "web").await;
+    let resources = json!({ "limits": { "cpu": "50m" }, "requests": { "cpu": "50m" } });
+    edit::<Deployment>(&bed, "vertical-scaler", vec![add(&format!("{CONTAINER}/resources"), resources.clone())]).await;
+    looked_at(&bed, "web").await;
+    let dry_run = Match::verb(Verb::Create).resource("deployments").name("web");
+    proxy.inject(dry_run, Times::Always, Fault::status(StatusCode::BAD_REQUEST));
+    spec["resources"] = json!({ "requests": { "cpu": "100m" } });
+    respec(&bed, "web", spec).await;
+    not_ready(&bed, "web", "Rejected").await;
+    let now = json!(deployment(&bed, "web").await.spec.unwrap().template.spec.unwrap().containers[0].resources);
+    assert_eq!(now, resources);
+    assert!(bed.events("web", "DriftCorrected").await.is_empty());
+}
+
+/// The dry run of the Service alone does not meet the node port that the Service itself holds.
+#[tokio::test]
+async fn port_with_a_fixed_node_port_is_restored() {
+    let bed = Bed::shared("pinned").await;
+    let _operator = Operator::start(&bed, Settings::default().flag("--drift-window=1ms")).await;
+    let mut spec = json!({ "size": 0, "image": "i", "ports": [{ "port": 80 }] });
+    app(&bed, "web", spec.clone()).await;
+    ready(&bed, "web").await;
+    let allocated = service(&bed, "web").await.spec.unwrap().ports.unwrap()[0].node_port.unwrap();
+    spec["ports"][0]["nodePort"] = json!(allocated);
+    respec(&bed, "web", spec).await;
+    ready(&bed, "web").await;
+    let before = both(&bed).await;
+    let port = vec![replace("/spec/ports/0/port", 8080), replace("/spec/ports/0/targetPort", 8080)];
+    edit::<Service>(&bed, "porter", port).await;
+    restored(&bed, &before).await;
+    ready(&bed, "web").await;
+    assert!(bed.events("web", "NodePortTaken").await.is_empty());
+}
+
+/// The corrections of a deleted Deployment say nothing about the next one.
+#[tokio::test]
+async fn contest_does_not_outlive_its_child() {
+    let bed = Bed::shared("outlived").await;
+    let flags = ["--drift-backoff-min=20m", "--drift-backoff-max=30m"];
+    let settings = flags.iter().fold(Settings::default(), |settings, flag| settings.flag(flag));
+    let _operator = Operator::start(&bed, settings).await;
+    app(&bed, "web", json!({ "size": 0, "image": "i" })).await;
+    ready(&bed, "web").await;
+    let sized = |deployment: &Deployment| deployment.spec.as_ref().unwrap().replicas == Some(0);
+    for replicas in [2, 3, 4] {
+        scale(&bed, "their-autoscaler", replicas).await;
+        bed.until("web", "has its size again", sized).await;
+    }
+    not_ready(&bed, "web", "DriftContested").await;
+    bed.delete::<Deployment>("web").await;
+    ready(&bed, "web").await;
+    scale(&bed, "their-autoscaler", 5).await;
+    bed.until("web", "has its size again", sized).await;
 }

@@ -18,6 +18,8 @@ mod cost;
 mod drift;
 mod foreign;
 mod kills;
+mod restarts;
+mod restricted;
 mod scaling;
 mod stale;
 mod standing;

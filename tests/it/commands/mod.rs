@@ -11,6 +11,7 @@ use tokio::process::{Child, ChildStdout};
 
 use crate::support::{Bed, SOON};
 
+mod admission;
 mod adopt;
 mod blips;
 mod deployed;

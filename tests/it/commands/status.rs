@@ -66,7 +66,9 @@ async fn everything_is_shown_and_why_it_is_not_well() {
 
     // As a plugin of kubectl's, by whatever name.
     let (folder, link) = plugin();
-    assert!(run.program(&link).ends(0, &["status", "--help"]).await.contains("Examples:"));
+    let help = run.program(&link).ends(0, &["status", "--help"]).await;
+    assert!(help.contains("Usage: kubectl quartermaster status"), "{help}");
+    assert!(help.contains("\n  kubectl quartermaster status -n shop --watch\n"), "{help}");
     let kubectl = Run::on(&bed).program(&bed.plane.binaries().join("kubectl")).path(folder.path());
     let all = kubectl.ends(0, &["quartermaster", "status", "-A"]).await;
     assert!(all.lines().any(|line| line.starts_with(here) && line.contains("trackedfield/lost")), "{all}");

@@ -106,8 +106,11 @@ async fn of_one_namespace_everything_goes_and_nobody_is_told() {
     let run = Run::on(&scene.bed);
     let here = scene.bed.namespace.as_str();
 
-    // Nobody is there to be asked.
+    // A dry run shows the same as a run that nobody is there to be asked about.
+    let dry = run.ends(0, &["uninstall", "-n", here, "--dry-run"]).await;
+    let dry = dry.strip_suffix("Dry run: nothing was deleted.\n").unwrap_or_else(|| panic!("{dry}"));
     let shown = run.ends(2, &["uninstall", "-n", here]).await;
+    assert!(shown.starts_with(dry), "{dry}\n{shown}");
     for (kind, with) in [("MyIngress", "load balancers in AWS"), ("ConfigMapSync", "copies"), ("TrackedField", "")] {
         let line = shown.lines().find(|line| line.starts_with(kind)).unwrap_or_else(|| panic!("{shown}"));
         assert!(line.contains(with) && line.contains(&format!("{here}/")), "{shown}");

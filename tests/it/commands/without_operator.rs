@@ -29,13 +29,14 @@ async fn without_the_operator_that_is_said_and_the_rest_goes() {
     let here = scene.bed.namespace.as_str();
     let arguments =
         ["uninstall", "-n", here, "--yes", "--stalled-after=2s", "--timeout=100s", "--leader-election-id=nobody"];
-    let said = run.ends(1, &arguments).await;
+    let (_folder, plugin) = super::plugin();
+    let said = Run::on(&scene.bed).program(&plugin).ends(1, &arguments).await;
     let mut left = scene.left().await;
     left.sort();
     assert_eq!(left, ["configmapsyncs/sync", "myingresses/web"], "what needs no operator is gone: {said}");
     assert!(said.contains("the operator has not taken away the load balancer in AWS yet"), "{said}");
     assert!(said.contains("Whether the operator runs is not known: there is no Lease"), "{said}");
-    assert!(said.contains(&format!("quartermaster uninstall --without-operator -n {here}")), "{said}");
+    assert!(said.contains(&format!("kubectl quartermaster uninstall --without-operator -n {here}")), "{said}");
 
     // It goes on where it was once the operator is back.
     let _operator = Operator::start(&scene.bed, scene.settings()).await;

@@ -50,6 +50,32 @@ async fn a_source_that_is_made_edited_and_deleted() {
 }
 
 #[tokio::test]
+async fn namespace_of_the_source_is_named_while_it_does_not_exist() {
+    let shop = Shop { bed: Bed::own("nowhere").await };
+    let here = shop.bed.namespace.clone();
+    let _operator = Operator::start(&shop.bed, Settings::default().whole_cluster()).await;
+    let far = shop.far("later");
+    shop.sync("s", json!({ "sourceNamespace": far, "destinationNamespace": here })).await;
+    let words = shop.reads("s", "SourceNotFound").await;
+    assert_eq!(
+        words,
+        format!(
+            "namespace {far} of ConfigMap settings does not exist: correct spec.sourceNamespace, or create both \
+             (existing copies are kept)"
+        )
+    );
+    shop.open("later", json!({})).await;
+    shop.bed
+        .until("s", "says that the ConfigMap is missing", |sync: &ConfigMapSync| {
+            let words = format!("ConfigMap {far}/settings does not exist: create it (existing copies are kept)");
+            sync.status.as_ref().is_some_and(|status| status.conditions[0].message == words)
+        })
+        .await;
+    shop.map(&far, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.copied(&here, "settings", json!({ "a": "1" })).await;
+}
+
+#[tokio::test]
 async fn correction_of_a_copy_is_told_once_an_episode() {
     let shop = Shop::shared("told").await;
     let far = shop.open("far", json!({})).await;

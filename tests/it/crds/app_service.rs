@@ -144,13 +144,24 @@ fn cases() -> Vec<Case> {
         (with("serviceType: ClusterIP, ports: [{port: 80, nodePort: 30000}]"), "spec: |serviceType: ClusterIP has no ports on the nodes: remove nodePort"),
         // env
         (with("env: [{name: A, value: b}, {name: B, valueFrom: {secretKeyRef: {name: s, key: k}}}]"), ""),
-        (with(&format!("env: [{{name: A, value: {}}}]", long(131_072))), ""),
-        (with(&format!("env: [{{name: A, value: {}}}]", long(131_073))), "spec.env[0].value: |Too long"),
+        (with(&format!("env: [{{name: A, value: {}}}]", long(32_768))), ""),
+        (with(&format!("env: [{{name: A, value: {}}}, {{name: B, value: {}}}]", long(32_768), long(28_478))), ""),
+        (with(&format!("env: [{{name: A, value: {}}}, {{name: B, value: {}}}]", long(32_768), long(28_479))), "spec.env: |env may have 61440 bytes in all"),
+        (with(&format!("env: [{{name: A, value: {}}}]", "\u{e4}".repeat(30_700))), "spec.env: |env may have 61440 bytes in all"),
+        (with(&format!("env: [{{name: A, value: {}}}]", long(32_769))), "spec.env[0].value: |Too long"),
+        (with(&format!("env: [{{name: {}}}]", long(254))), "spec.env[0].name: |Too long"),
+        (with(&format!("env: [{}]", (0..512).map(|n| format!("{{name: V{n}, value: v}}")).collect::<Vec<_>>().join(", "))), ""),
+        (with(&format!("env: [{}]", (0..513).map(|n| format!("{{name: V{n}}}")).collect::<Vec<_>>().join(", "))), "spec.env: |Too many"),
+        (with(&format!("env: [{}]", (0..200).map(|n| format!("{{name: V{n}, valueFrom: {{secretKeyRef: {{name: {}, key: k}}}}}}", long(253))).collect::<Vec<_>>().join(", "))), "spec.env: |env may have 61440 bytes in all"),
+        (with(&format!("env: [{}]", (0..300).map(|n| format!("{{name: VARIABLE_{n}, valueFrom: {{secretKeyRef: {{name: database-credentials, key: key-{n}}}}}}}")).collect::<Vec<_>>().join(", "))), ""),
         (with("env: [{value: b}]"), "spec.env[0].name: |Required value"),
         (with("env: [{name: A, value: 1}]"), "spec.env[0].value: |string"),
         (with("env: [{name: A}, {name: A}]"), "spec.env[1]: |Duplicate value"),
         // envFrom
         (with("envFrom: [{configMapRef: {name: c}}, {prefix: P_, secretRef: {name: s, optional: true}}]"), ""),
+        (with(&format!("envFrom: [{}]", vec!["{configMapRef: {name: c}}"; 32].join(", "))), ""),
+        (with(&format!("envFrom: [{}]", vec!["{configMapRef: {name: c}}"; 33].join(", "))), "spec.envFrom: |Too many"),
+        (with(&format!("envFrom: [{{configMapRef: {{name: {}}}}}]", long(254))), "spec.envFrom[0].configMapRef.name: |Too long"),
         (with("envFrom: [{configMapRef: c}]"), "spec.envFrom[0].configMapRef: |object"),
         // resources
         (with("resources: {requests: {cpu: 100m, memory: 1Gi}, limits: {cpu: 2, nvidia.com/gpu: 1}}"), ""),
@@ -159,11 +170,21 @@ fn cases() -> Vec<Case> {
         (with("resources: {limits: {cpu: 1 core}}"), "spec.resources.limits.cpu: |should match"),
         (with("resources: {requests: {cpu: true}}"), "spec.resources.requests.cpu: |integer,string"),
         (with(&format!("resources: {{limits: {{cpu: {}}}}}", long(65))), "spec.resources.limits.cpu: |Too long"),
-        (with(&format!("resources: {{limits: {{{}}}}}", (0..33).map(|n| format!("r{n}: 1")).collect::<Vec<_>>().join(", "))), "spec.resources.limits: |Too many"),
+        (with(&format!("resources: {{limits: {{{}}}}}", (0..17).map(|n| format!("r{n}: 1")).collect::<Vec<_>>().join(", "))), "spec.resources.limits: |Too many"),
+        (with(&format!("resources: {{limits: {{{}: 1}}}}", long(318))), "spec.resources.limits: |write the name of a resource"),
         // probes
         (with("livenessProbe: {httpGet: {port: 80, path: /live}, periodSeconds: 3}"), ""),
         (with("livenessProbe: {httpGet: {path: /live}}"), "spec.livenessProbe.httpGet.port: |Required value"),
-        (with("readinessProbe: {tcpSocket: {port: http}}"), ""),
+        (with("ports: [{port: 80, targetPort: http}], readinessProbe: {tcpSocket: {port: http}}"), ""),
+        (with("ports: [{port: 80, targetPort: http}], livenessProbe: {httpGet: {port: http}}, startupProbe: {httpGet: {port: http}}"), ""),
+        (with("readinessProbe: {tcpSocket: {port: http}}"), "spec: |readinessProbe names a port that the container does not have: write the port's number, or"),
+        (with("ports: [{port: 80, name: http}], livenessProbe: {httpGet: {port: http}}"), "spec: |livenessProbe names a port"),
+        (with("ports: [{port: 80, targetPort: http}], startupProbe: {httpGet: {port: https}}"), "spec: |startupProbe names a port"),
+        (with(&format!("livenessProbe: {{exec: {{command: [{}]}}}}", vec!["a"; 64].join(", "))), ""),
+        (with(&format!("livenessProbe: {{exec: {{command: [{}]}}}}", vec!["a"; 65].join(", "))), "spec.livenessProbe.exec.command: |Too many"),
+        (with(&format!("livenessProbe: {{exec: {{command: [{}]}}}}", long(4097))), "spec.livenessProbe.exec.command: |a probe's command may have 4096 bytes"),
+        (with(&format!("livenessProbe: {{httpGet: {{port: 1, path: /{}}}}}", long(1024))), "spec.livenessProbe.httpGet.path: |Too long"),
+        (with(&format!("livenessProbe: {{httpGet: {{port: 1, httpHeaders: [{{name: A, value: {}}}]}}}}", long(4096))), "spec.livenessProbe.httpGet.httpHeaders: |a probe's headers may have 4096 bytes"),
         (with("readinessProbe: {periodSeconds: '3'}"), "spec.readinessProbe.periodSeconds: |integer"),
         (with("startupProbe: {exec: {command: [test, -f, /ready]}}"), ""),
         (with("startupProbe: {exec: {command: test}}"), "spec.startupProbe.exec.command: |array"),
@@ -175,8 +196,18 @@ fn cases() -> Vec<Case> {
         (with("command: [sh, -c], args: ['echo $(A)']"), ""),
         (with("command: sh"), "spec.command: |array"),
         (with("args: [1]"), "spec.args[0]: |string"),
-        (with(&format!("args: [{}]", long(131_073))), "spec.args[0]: |Too long"),
+        (with(&format!("command: [sh, -c, {}]", long(32_764))), ""),
+        (with(&format!("command: [sh, -c, {}]", long(32_766))), "spec.command: |command may have 32768 bytes in all"),
+        (with(&format!("args: [{}, {}]", long(32_768), long(16_384))), ""),
+        (with(&format!("args: [{}, {}]", long(32_768), long(16_385))), "spec.args: |args may have 49152 bytes in all"),
+        (with(&format!("args: [{}]", long(32_769))), "spec.args[0]: |Too long"),
+        (with(&format!("args: [{}]", vec!["a"; 512].join(", "))), ""),
+        (with(&format!("args: [{}]", vec!["a"; 513].join(", "))), "spec.args: |Too many"),
+        (with(&format!("command: [{}]", vec!["a"; 513].join(", "))), "spec.command: |Too many"),
         // serviceAccountName, imagePullSecrets
+        (with("podSecurity: Restricted"), ""),
+        (with("podSecurity: Baseline"), ""),
+        (with("podSecurity: Privileged"), "spec.podSecurity: |write podSecurity: Restricted, or podSecurity: Baseline"),
         (with("serviceAccountName: runner.a"), ""),
         (with("serviceAccountName: ''"), "spec.serviceAccountName: |write the name of a ServiceAccount"),
         (with(&format!("serviceAccountName: {}", long(254))), "spec.serviceAccountName: |Too long"),
@@ -290,4 +321,124 @@ async fn an_autoscaled_app_without_a_cpu_request_that_is_older_than_the_rule_can
     assert!(refused.contains("add resources.requests.cpu"), "{refused}");
     apps.delete("older", &DeleteParams::default()).await.unwrap();
     assert!(patched(json!({ "metadata": { "finalizers": null } })).await.unwrap().finalizers().is_empty());
+}
+
+/// The largest of each list, under the CRD of before that bounded none of them: 1.3 MB.
+#[tokio::test]
+async fn an_app_stored_before_its_lists_were_bounded_can_be_suspended_and_deleted() {
+    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    let client = plane.client().await.unwrap();
+    let kind = AppService::api_resource();
+    let ours = registry::crds().into_iter().find(|crd| crd.spec.names.kind == "AppService");
+    let mut older = serde_json::to_value(ours.unwrap()).unwrap();
+    without_bounds(&mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]);
+    plane.run_kubectl(&["apply", "-f", "-"], &older.to_string()).await.unwrap();
+    let text = |bytes: usize| "a".repeat(bytes);
+    let probe = |port: &str| json!({ "exec": { "command": vec!["a"; 100_000] }, "tcpSocket": { "port": port } });
+    let specs = [
+        ("args", json!({ "args": vec!["a"; 300_000] })),
+        ("long-args", json!({ "args": [text(1_300_000)] })),
+        ("command", json!({ "command": vec!["a"; 300_000] })),
+        (
+            "env",
+            json!({ "env": (0..30_000).map(|n| json!({ "name": format!("V{n}"), "value": "v" })).collect::<Vec<_>>() }),
+        ),
+        ("long-env", json!({ "env": [{ "name": "A", "value": text(1_300_000) }] })),
+        ("env-from", json!({ "envFrom": vec![json!({ "configMapRef": { "name": "c" } }); 20_000] })),
+        ("probes", json!({ "livenessProbe": probe("a"), "readinessProbe": probe("b"), "startupProbe": probe("c") })),
+        (
+            "headers",
+            json!({ "livenessProbe": { "httpGet": { "port": 1, "httpHeaders": vec![json!({ "name": "a", "value": "b" }); 30_000] } } }),
+        ),
+        (
+            "limits",
+            json!({ "resources": { "limits": (0..30_000).map(|n| (format!("r{n}"), json!(1))).collect::<serde_json::Map<_, _>>() } }),
+        ),
+        (
+            "ports",
+            json!({ "ports": vec![json!({ "port": 80, "name": "a", "nodePort": 30_000, "targetPort": "a" }); 5000] }),
+        ),
+        ("probe-port", json!({ "livenessProbe": { "httpGet": { "port": "http" } }, "ports": [{ "port": 80 }] })),
+    ];
+    let mut old = Vec::new();
+    for (name, mut spec) in specs {
+        spec["size"] = 1.into();
+        spec["image"] = "i".into();
+        let stored = async || create(&client, &kind, name, Some(&spec), false).await.is_ok();
+        wait_until(&format!("{name} is stored"), stored).await;
+        old.push((name, spec));
+    }
+    install(&plane).await;
+
+    let apps: Api<AppService> = Api::default_namespaced(client.clone());
+    for (name, spec) in old {
+        let today = async || create(&client, &kind, "today", Some(&spec), true).await.is_err();
+        wait_until(&format!("{name} is refused"), today).await;
+        let patched = async |patch: Value| {
+            let said = apps.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+            said.unwrap_or_else(|said| panic!("{name}: {said}"))
+        };
+        patched(json!({ "metadata": { "labels": { "a": "b" }, "finalizers": ["example.com/held"] } })).await;
+        patched(json!({ "spec": { "suspend": true, "image": "j", "size": 3 } })).await;
+        let status = Patch::Merge(json!({ "status": { "replicas": 1, "selector": "app=a" } }));
+        apps.patch_status(name, &PatchParams::default(), &status).await.unwrap_or_else(|said| panic!("{name}: {said}"));
+        apps.delete(name, &DeleteParams::default()).await.unwrap();
+        patched(json!({ "metadata": { "finalizers": null } })).await;
+        assert!(apps.get_opt(name).await.unwrap().is_none(), "{name} is gone");
+    }
+}
+
+/// Takes every bound and rule out of a schema.
+fn without_bounds(schema: &mut Value) {
+    if let Some(schema) = schema.as_object_mut() {
+        for bound in ["maxItems", "maxLength", "maxProperties", "x-kubernetes-validations"] {
+            // A field may have such a name.
+            if !schema.get(bound).is_some_and(Value::is_object) {
+                schema.remove(bound);
+            }
+        }
+        schema.values_mut().for_each(without_bounds);
+    } else if let Some(items) = schema.as_array_mut() {
+        items.iter_mut().for_each(without_bounds);
+    }
+}
+
+/// By its own bounds a spec stays within 256 KiB, where its texts need no escapes.
+#[tokio::test]
+async fn the_largest_app_service_that_is_accepted_has_less_than_256_kib() {
+    let plane = ControlPlane::start(Options::apiserver_only()).await.unwrap();
+    install(&plane).await;
+    let client = plane.client().await.unwrap();
+    let (name, kind) = ("a".repeat(253), AppService::api_resource());
+    let filled = |items: usize, bytes: usize| {
+        let mut texts = vec!["a".repeat(bytes / items); items];
+        texts[0].push_str(&"a".repeat(bytes % items));
+        json!(texts)
+    };
+    let probe = json!({
+        "exec": { "command": filled(64, 4096) },
+        "grpc": { "port": 65535, "service": name },
+        "httpGet": { "host": name, "path": format!("/{}", "a".repeat(1023)), "port": 65535, "scheme": "HTTPS",
+            "httpHeaders": (0..64).map(|_| json!({ "name": "a", "value": "a".repeat(39) })).collect::<Vec<_>>() },
+        "tcpSocket": { "host": name, "port": 65535 },
+    });
+    let of_resource = |n: usize| (format!("{n:0>317}"), json!("1".repeat(64)));
+    let resources = |()| (0..16).map(of_resource).collect::<serde_json::Map<_, _>>();
+    let spec = json!({
+        "size": 1, "image": "a".repeat(1024), "command": filled(512, 32_768), "args": filled(512, 49_152),
+        "env": [{ "name": "A", "value": "a".repeat(32_768) }, { "name": "B", "value": "b".repeat(28_478) }],
+        "envFrom": vec![json!({ "prefix": name, "configMapRef": { "name": name, "optional": false },
+            "secretRef": { "name": name, "optional": false } }); 32],
+        "livenessProbe": probe, "readinessProbe": probe, "startupProbe": probe,
+        "resources": { "requests": resources(()), "limits": resources(()) },
+        "ports": (10_000..10_064).map(|n| json!({ "name": format!("{n:0>63}"), "port": n, "nodePort": n + 20_000,
+            "targetPort": format!("port-name-{n}"), "protocol": "TCP", "appProtocol": format!("{}/{}", "a".repeat(200), "a".repeat(116)) })).collect::<Vec<_>>(),
+        "imagePullSecrets": (0..32).map(|n| json!({ "name": format!("{n:0>253}") })).collect::<Vec<_>>(),
+        "serviceAccountName": name,
+        "ingress": { "host": name, "class": name, "path": format!("/{}", "a".repeat(1023)), "tls": { "secretName": name } },
+    });
+    let bytes = spec.to_string().len();
+    let created = create(&client, &kind, "largest", Some(&spec), true).await;
+    assert!(created.is_ok(), "{created:?}");
+    assert!((250 << 10..256 << 10).contains(&bytes), "{bytes} bytes");
 }

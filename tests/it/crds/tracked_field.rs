@@ -21,7 +21,11 @@ fn and(more: &str) -> String {
 }
 
 fn target(target: &str) -> String {
-    format!("{{contactPoint: cp, field: replicas, target: {{{target}}}}}")
+    format!("{{contactPoint: cp, field: '{{.metadata.generation}}', target: {{{target}}}}}")
+}
+
+fn of_kind(kind: &str, field: &str) -> String {
+    format!("{{contactPoint: cp, field: '{field}', target: {{kind: {kind}, namespace: default, name: a}}}}")
 }
 
 fn name(kind: &str, name: &str) -> String {
@@ -38,6 +42,13 @@ fn other(kind: &str, version: &str, resource: &str) -> String {
 
 const BAD_POINT: &str = "spec.contactPoint: |write the name of a ContactPoint of this namespace";
 const BAD_FIELD: &str = "spec.field: |write replicas, image, image:CONTAINER";
+const NO_FIELD_OF_DEPLOYMENT: &str =
+    "spec.field: |a Deployment has no such field: write replicas, image, image:CONTAINER or a JSONPath in braces";
+const NO_FIELD_OF_SET: &str =
+    "spec.field: |a StatefulSet has no such field: write replicas, image, image:CONTAINER or a JSONPath in braces";
+const NO_FIELD_OF_SERVICE: &str =
+    "spec.field: |a Service has no such field: write targetPort, targetPort:PORT or a JSONPath in braces";
+const NO_FIELD_OF_OTHERS: &str = "spec.field: |has no such field: write a JSONPath in braces";
 const BAD_KIND: &str = "spec.target.kind: |write a kind";
 const OURS: &str = "spec.target.apiVersion|ContactPoints and TrackedFields are never tracked";
 const SECRET: &str = "spec.target|a Secret is never tracked";
@@ -66,8 +77,17 @@ fn cases() -> Vec<Case> {
         (field("image"), ""),
         (field("image:nginx"), ""),
         (field(&format!("image:{}", long(63))), ""),
-        (field("targetPort"), ""),
-        (field("targetPort:http"), ""),
+        (of_kind("Service", "targetPort"), ""),
+        (of_kind("Service", "targetPort:http"), ""),
+        (of_kind("StatefulSet", "image:web"), ""),
+        (of_kind("Service", "{.spec.type}"), ""),
+        (of_kind("Deployment", "targetPort"), NO_FIELD_OF_DEPLOYMENT),
+        (of_kind("Deployment", "targetPort:http"), NO_FIELD_OF_DEPLOYMENT),
+        (of_kind("StatefulSet", "targetPort"), NO_FIELD_OF_SET),
+        (of_kind("Service", "image"), NO_FIELD_OF_SERVICE),
+        (of_kind("Service", "image:web"), NO_FIELD_OF_SERVICE),
+        (of_kind("Service", "replicas"), NO_FIELD_OF_SERVICE),
+        ("{contactPoint: cp, field: image, target: {kind: CronJob, namespace: a, name: b, apiVersion: batch/v1, resource: cronjobs}}".into(), NO_FIELD_OF_OTHERS),
         (field("{.spec.template.spec.containers[0].resources.limits.memory}"), ""),
         (field(r"{.metadata.annotations.example\.com/a}"), ""),
         (field(&format!("{{.{}}}", long(1021))), ""),

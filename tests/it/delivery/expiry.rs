@@ -1,13 +1,14 @@
 //! No entry expires untried.
 
 use jiff::{SignedDuration, Timestamp};
-use quartermaster::api::TrackedField;
 use quartermaster::api::tracked_field::Delivery;
+use quartermaster::api::{ContactPoint, TrackedField};
 use serde_json::{Value, json};
 use testbed::receiver::Receiver;
+use testbed::wait::until;
 
 use super::{is, status, write_history};
-use crate::support::{Bed, Operator, Settings, changes};
+use crate::support::{Bed, Operator, SOON, Settings, changes};
 
 /// Returns a waiting entry as a process with another clock, or one that ran days ago, has left it.
 fn waiting(bed: &Bed, id: &str, hours_ago: i64) -> Value {
@@ -82,5 +83,36 @@ async fn an_old_entry_expires_when_an_attempt_fails_and_younger_ones_do_not() {
     receiver.behave();
     for name in ["young", "future", "held", "ahead"] {
         bed.delivered(name, &[("Updated", Some("1"))]).await;
+    }
+}
+
+/// The operator refuses the address itself: that is no attempt.
+#[tokio::test]
+async fn an_old_entry_does_not_expire_where_its_address_is_refused() {
+    let bed = Bed::shared("refused-address").await;
+    let receiver = Receiver::start().unwrap();
+    bed.deployment("web", 1).await;
+    bed.webhook("hook", "http://169.254.169.254/").await;
+    for name in ["it", "other"] {
+        tracked(&bed, name, "hook", &[waiting(&bed, name, 25)]).await;
+    }
+    let operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=200ms")).await;
+    bed.not_ready("hook", "AddressRefused").await;
+    // The first attempt is the test message's.
+    until("several attempts", SOON, async || {
+        let metrics = operator.metrics().await;
+        let stopped = "quartermaster_notifications_total{type=\"webhook\",outcome=\"stopped\"} ";
+        let count = metrics.lines().find_map(|line| line.strip_prefix(stopped)?.parse::<u64>().ok());
+        Ok(count.filter(|count| *count >= 6))
+    })
+    .await
+    .unwrap();
+    for name in ["it", "other"] {
+        assert!(is(&bed.history(name).await[0], Delivery::Pending), "{name}");
+    }
+    bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "url": receiver.url() } } })).await;
+    for name in ["it", "other"] {
+        bed.delivered(name, &[("Updated", Some("1"))]).await;
+        assert_eq!(bed.events(name, "DeliveryFailed").await.len(), 0);
     }
 }

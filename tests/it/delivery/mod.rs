@@ -9,6 +9,7 @@ use testbed::receiver::{Receiver, Reply, Request};
 use crate::support::{Bed, READY, taken};
 
 mod expiry;
+mod pauses;
 mod refused;
 mod test_message;
 mod write_rejected;

@@ -117,6 +117,36 @@ async fn one_poisonous_value_holds_up_the_others_for_one_retry_period(#[case] co
     assert!(tests(&receiver).len() <= 1, "at most one, where it alone waited");
 }
 
+/// A receiver that rejects a text wherever it stands: also as the previous value of the next message.
+#[tokio::test]
+async fn values_behind_a_poisonous_one_of_the_only_tracked_field_are_delivered() {
+    let bed = Bed::shared("alone").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1s")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.delivered("it", &[("Created", Some("1"))]).await;
+    receiver.at_text(r#""13""#, status(422));
+    for replicas in [13, 2, 3] {
+        bed.scale("web", replicas).await;
+        let recorded = replicas.to_string();
+        let is_recorded = |field: &TrackedField| {
+            field.history().unwrap().last().is_some_and(|last| last.value.as_deref() == Some(&*recorded))
+        };
+        bed.until("it", "the value is recorded", is_recorded).await;
+    }
+    let done = |field: &TrackedField| {
+        let history = field.history().unwrap();
+        history.len() == 4 && history.iter().skip(2).all(|entry| is(entry, Delivery::Delivered))
+    };
+    let history = bed.until("it", "the rest is delivered", done).await.history().unwrap();
+    assert!(is(&history[1], Delivery::Failed), "{history:#?}");
+    let previous: Vec<_> = changes(&receiver).iter().map(|change| change["previous"].clone()).collect();
+    assert_eq!(previous, [json!(null), json!(null), json!("2")]);
+}
+
 #[rstest]
 #[case::forbidden(403, "Forbidden")]
 #[case::bad_request(400, "Rejected")]
@@ -155,6 +185,41 @@ async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test
     let told = |field: &TrackedField| field.history().unwrap()[1..].iter().all(|e| is(e, Delivery::Delivered));
     bed.until("it", "the rest arrives", told).await;
     assert_eq!(tests(&receiver).len(), 2);
+}
+
+/// A receiver that accepts single messages only: no entry is at fault, and nothing waits.
+#[rstest]
+#[case::forbidden(403)]
+#[case::bad_request(400)]
+#[tokio::test]
+async fn a_refused_digest_does_not_stop_the_contact_point(#[case] code: u16) {
+    let bed = Bed::shared("digest").await;
+    let receiver = Receiver::start().unwrap();
+    // No test waits that long.
+    let _operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=1h")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let before = bed.ready("hook").await;
+    receiver.at_text("\"entries\"", status(code));
+    receiver.always(status(503));
+    bed.deployment("web", 1).await;
+    for name in ["a", "b"] {
+        bed.track(name, "Deployment", "web", "replicas", "hook").await;
+        bed.waiting(name, "DeliveryFailing: ").await;
+    }
+    for replicas in 2..4 {
+        bed.scale("web", replicas).await;
+    }
+    for name in ["a", "b"] {
+        bed.until(name, "all of its changes", |field: &TrackedField| field.history().unwrap().len() == 3).await;
+    }
+    receiver.always(status(200));
+    for name in ["a", "b"] {
+        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2")), ("Updated", Some("3"))]).await;
+    }
+    let refused = receiver.requests().iter().filter(|request| request.answered.unwrap().as_u16() == code).count();
+    assert!(refused > 0, "there was no digest");
+    let after = bed.api::<ContactPoint>().get("hook").await.unwrap();
+    assert_eq!(after.metadata.resource_version, before.metadata.resource_version, "{:?}", after.status);
 }
 
 /// A rejected message does not change the contact point while others are accepted.

@@ -91,6 +91,17 @@ async fn a_retried_test_message_keeps_its_id_also_after_a_restart() {
     bed.deployment("web", 1).await;
     bed.track("it", "Deployment", "web", "replicas", "hook").await;
     bed.delivered("it", &[("Created", Some("1"))]).await;
+    // Nor does a configuration that returns bring back an id.
+    for more in ["2", "1"] {
+        let (headers, before) = (json!({ "X-More": more }), tests(&receiver).len());
+        bed.patch::<ContactPoint>("hook", json!({ "spec": { "webhookSpec": { "headers": headers } } })).await;
+        receiver.wait_for(SOON, |_| tests(&receiver).len() > before).await.unwrap();
+        bed.until("hook", "is ready again", |point: &ContactPoint| {
+            let status = point.status.as_ref().unwrap();
+            status.ready && status.observed_generation == point.metadata.generation
+        })
+        .await;
+    }
     let tests: Vec<_> = tests(&receiver).iter().map(|test| test.header("ce-id").unwrap().to_owned()).collect();
     let once: std::collections::BTreeSet<_> = tests.iter().collect();
     assert_eq!(once.len(), tests.len(), "{tests:?}");

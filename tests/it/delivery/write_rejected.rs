@@ -1,6 +1,8 @@
 //! An object whose status nobody can write does not block others.
 
+use std::net::TcpListener;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
@@ -17,25 +19,45 @@ use testbed::wait::until;
 use super::{is, status};
 use crate::support::{Bed, Operator, SOON, Settings, changes};
 
+/// How writes are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Policy,
+    /// The policy concerns the status alone.
+    PolicyOnStatus,
+    FailingWebhook,
+    /// The webhook answers later than the operator waits.
+    HangingWebhook,
+}
+
 /// A webhook or policy that refuses every write of the `TrackedField` with a label of this test.
 struct Refusing<'a> {
     bed: &'a Bed,
-    by_webhook: bool,
+    by: By,
+    /// Accepts connections and answers nothing.
+    _silent: TcpListener,
 }
 
 impl<'a> Refusing<'a> {
-    async fn install(bed: &'a Bed, by_webhook: bool) -> Self {
+    async fn install(bed: &'a Bed, by: By) -> Self {
         let (name, label) = (&*bed.namespace, "refused");
         let client = || bed.client.clone();
         let selector = json!({ "matchLabels": { label: name } });
-        let resources = ["trackedfields", "trackedfields/status"];
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let resources = match by {
+            By::PolicyOnStatus => vec!["trackedfields/status"],
+            _ => vec!["trackedfields", "trackedfields/status"],
+        };
         let rule = json!({ "apiGroups": ["tg.azamaton.ru"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": resources });
         let post = PostParams::default();
-        if by_webhook {
-            // No server listens there.
+        if matches!(by, By::FailingWebhook | By::HangingWebhook) {
+            // No server listens on port 1.
+            let (port, seconds) =
+                if by == By::FailingWebhook { (1, 1) } else { (silent.local_addr().unwrap().port(), 8) };
             let webhook = json!({
-                "name": "refused.example.com", "clientConfig": { "url": "https://127.0.0.1:1/" }, "rules": [rule],
-                "objectSelector": selector, "sideEffects": "None", "admissionReviewVersions": ["v1"], "timeoutSeconds": 1,
+                "name": "refused.example.com", "clientConfig": { "url": format!("https://127.0.0.1:{port}/") },
+                "rules": [rule], "objectSelector": selector, "sideEffects": "None",
+                "admissionReviewVersions": ["v1"], "timeoutSeconds": seconds,
             });
             let made = json!({ "metadata": { "name": name }, "webhooks": [webhook] });
             let api = Api::<ValidatingWebhookConfiguration>::all(client());
@@ -53,22 +75,19 @@ impl<'a> Refusing<'a> {
             policies.create(&post, &serde_json::from_value(policy).unwrap()).await.unwrap();
             bindings.create(&post, &serde_json::from_value(binding).unwrap()).await.unwrap();
         }
-        let refusing = Self { bed, by_webhook };
+        let refusing = Self { bed, by, _silent: silent };
         refusing.until("it refuses", true).await;
         refusing
     }
 
     async fn until(&self, what: &str, refuses: bool) {
-        let arguments = [
-            "-n",
-            &self.bed.namespace,
-            "annotate",
-            "trackedfield",
-            "refused",
-            "x=y",
-            "--overwrite",
-            "--dry-run=server",
-        ];
+        let write: &[&str] = match self.by {
+            By::PolicyOnStatus => {
+                &["patch", "trackedfield", "refused", "--subresource=status", "--type=merge", "-p={}"]
+            }
+            _ => &["annotate", "trackedfield", "refused", "x=y", "--overwrite"],
+        };
+        let arguments = [&["-n", &self.bed.namespace], write, &["--dry-run=server"]].concat();
         until(what, SOON, async || {
             Ok((self.bed.plane.run_kubectl(&arguments, "").await.is_err() == refuses).then_some(()))
         })
@@ -78,7 +97,7 @@ impl<'a> Refusing<'a> {
 
     async fn remove(&self) {
         let (name, delete) = (&*self.bed.namespace, DeleteParams::default());
-        if self.by_webhook {
+        if matches!(self.by, By::FailingWebhook | By::HangingWebhook) {
             let api = Api::<ValidatingWebhookConfiguration>::all(self.bed.client.clone());
             api.delete(name, &delete).await.unwrap();
         } else {
@@ -92,13 +111,15 @@ impl<'a> Refusing<'a> {
 }
 
 #[rstest]
-#[case::by_a_policy(false)]
-#[case::by_a_webhook_that_fails(true)]
+#[case::by_a_policy(By::Policy, "nobody writes this")]
+#[case::by_a_webhook_that_fails(By::FailingWebhook, "failed calling webhook")]
+#[case::by_a_webhook_that_hangs(By::HangingWebhook, "did not answer within 3s")]
 #[tokio::test]
-async fn an_object_whose_status_cannot_be_written_holds_up_no_other(#[case] by_webhook: bool) {
+async fn an_object_whose_status_cannot_be_written_holds_up_no_other(#[case] by: By, #[case] because: &str) {
     let bed = Bed::shared("unwritable").await;
     let receiver = Receiver::start().unwrap();
-    let mut operator = Operator::start(&bed, Settings::default()).await;
+    // Less than the webhook that hangs takes.
+    let mut operator = Operator::start(&bed, Settings::default().flag("--api-timeout=3s")).await;
     bed.webhook("hook", &receiver.url()).await;
     bed.ready("hook").await;
     receiver.always(status(503));
@@ -109,7 +130,7 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(#[case] by_w
     }
     bed.waiting("refused", "DeliveryFailing: ").await;
     bed.patch::<TrackedField>("refused", json!({ "metadata": { "labels": { "refused": bed.namespace } } })).await;
-    let refusing = Refusing::install(&bed, by_webhook).await;
+    let refusing = Refusing::install(&bed, by).await;
     receiver.behave();
 
     // The others go on, and status shows which one is refused.
@@ -125,7 +146,6 @@ async fn an_object_whose_status_cannot_be_written_holds_up_no_other(#[case] by_w
     };
     assert_eq!(of(&receiver, "refused"), ["1"], "nothing more of it until its outcome is stored");
     let words = bed.event("refused", "WriteRejected").await;
-    let because = if by_webhook { "failed calling webhook" } else { "nobody writes this" };
     assert!(words.contains(because), "{words}");
     let named = bed.until("hook", "names it", |point: &ContactPoint| {
         let conditions = &point.status.as_ref().unwrap().conditions;
@@ -210,4 +230,88 @@ async fn an_apiserver_that_is_away_holds_up_every_object() {
         bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
         assert_eq!(values(name), ["1", "2"]);
     }
+}
+
+/// Each change wakes the object, but not before its next attempt is due.
+#[tokio::test]
+async fn refused_writes_are_bounded_by_the_backoff_while_the_field_changes() {
+    const BACKOFF: Duration = Duration::from_mins(2);
+    const LAST: i32 = 40;
+    let bed = Bed::shared("bounded").await;
+    let (receiver, elsewhere) = (Receiver::start().unwrap(), Receiver::start().unwrap());
+    let settings = Settings::default().flag("--retry-min=2m").flag("--retry-max=10m");
+    let _operator = Operator::start(&bed, settings).await;
+    bed.deployment("web", 1).await;
+    for (name, point, receiver) in [("refused", "hook", &receiver), ("other", "elsewhere", &elsewhere)] {
+        bed.webhook(point, &receiver.url()).await;
+        bed.ready(point).await;
+        bed.track(name, "Deployment", "web", "replicas", point).await;
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+    }
+    bed.patch::<TrackedField>("refused", json!({ "metadata": { "labels": { "refused": bed.namespace } } })).await;
+    let refusing = Refusing::install(&bed, By::PolicyOnStatus).await;
+    let (mark, began) = (bed.plane.audit().mark().await.unwrap(), Instant::now());
+    for replicas in 2..=LAST {
+        bed.scale("web", replicas).await;
+    }
+    let last_is_delivered = |field: &TrackedField| {
+        let history = field.history().unwrap();
+        let last = history.last().unwrap();
+        last.value == Some(LAST.to_string()) && is(last, Delivery::Delivered)
+    };
+    bed.until("other", "everything has been observed", last_is_delivered).await;
+    let refused = async || {
+        let requests = bed.plane.audit().requests(mark).await.unwrap();
+        let of = |subject: &testbed::control_plane::audit::Subject| {
+            subject.namespace == bed.namespace
+                && subject.name == "refused"
+                && subject.resource == "trackedfields/status"
+        };
+        requests.iter().filter(|request| of(&request.subject)).count()
+    };
+    let attempts = refused().await;
+    let bound = usize::try_from(began.elapsed().as_secs() / BACKOFF.as_secs()).unwrap() + 1;
+    assert!((1..=bound).contains(&attempts), "{attempts} refused writes");
+
+    // Somebody asks for an attempt.
+    let ask = async |value: &str| {
+        let annotation = json!({ "quartermaster.dev/requested-at": value });
+        bed.patch::<TrackedField>("refused", json!({ "metadata": { "annotations": annotation } })).await;
+    };
+    ask("1").await;
+    until("it is tried on request", SOON, async || Ok((refused().await > attempts).then_some(()))).await.unwrap();
+    refusing.remove().await;
+    ask("2").await;
+    bed.until("refused", "all is delivered", last_is_delivered).await;
+}
+
+/// No answer for any object: the apiserver is at fault, not the object.
+#[tokio::test]
+async fn an_apiserver_that_hangs_holds_up_every_object() {
+    use testbed::proxy::{Fault, Match, Times};
+    let bed = Bed::shared("hangs").await;
+    let receiver = Receiver::start().unwrap();
+    let (proxy, file) = bed.through_proxy().await;
+    let _operator = Operator::start(&bed, Settings::default().kubeconfig(file).flag("--api-timeout=2s")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    bed.deployment("web", 1).await;
+    receiver.always(status(503));
+    // The first one's request is repeated as it is, so the second one's entry waits behind that request.
+    for name in ["first", "second"] {
+        bed.track(name, "Deployment", "web", "replicas", "hook").await;
+        bed.waiting(name, "DeliveryFailing: ").await;
+    }
+    proxy.inject(Match::any(), Times::Always, Fault::Hang);
+    receiver.always(Reply::ok());
+    // An operator that blamed the object would go on with the other after five of them.
+    let writes = Match::writes().resource("trackedfields").name("first");
+    until("nine writes", SOON, async || Ok((proxy.count(&writes) >= 9).then_some(()))).await.unwrap();
+    let sent = || changes(&receiver).iter().map(|change| change["trackedField"].clone()).collect::<Vec<_>>();
+    assert_eq!(sent(), ["first"]);
+    proxy.behave();
+    for name in ["first", "second"] {
+        bed.delivered(name, &[("Created", Some("1"))]).await;
+    }
+    assert_eq!(sent(), ["first", "second"]);
 }

@@ -63,6 +63,7 @@ fn the_times_that_the_pages_name() {
         stopped_retry: seconds(300),
         send_timeout: seconds(10),
         secret_reread: seconds(300),
+        policy_check_period: seconds(300),
         waiting_min: seconds(1),
         waiting_max: seconds(30),
         delivery_max_age: seconds(24 * 3600),
@@ -87,6 +88,7 @@ fn the_times_that_the_pages_name() {
         drift_window: seconds(600),
         drift_backoff_min: seconds(15),
         drift_backoff_max: seconds(300),
+        confirmation_period: Duration::from_millis(50),
         api_timeout: seconds(30),
     };
     assert_eq!(named, Timings::default());

@@ -95,12 +95,14 @@ fn waiting() -> Vec<&'static str> {
         | Waiting::TemplateInvalid(_)
         | Waiting::BodyInvalid { .. }
         | Waiting::OutOfScope { .. }
+        | Waiting::CrossNamespace { .. }
         | Waiting::Suspended
         | Waiting::Field { .. }
         | Waiting::ContactPointNotFound { .. }
         | Waiting::ContactPointNew { .. }
         | Waiting::ContactPointNotReady { .. }
         | Waiting::WriteRejected(_)
+        | Waiting::NotGranted(_)
         | Waiting::DeliveryFailing { .. } => waiting.reason(),
     };
     all.iter().map(reason).collect()
@@ -204,7 +206,6 @@ fn problems() -> Vec<&'static str> {
         Problem::Deleting(words()),
         Problem::Unwritten(Trouble::Going(words())),
         Problem::Contested { words: words(), again: Duration::ZERO },
-        Problem::Paced(Duration::ZERO),
     ];
     let reason = |problem: &Problem| match problem {
         Problem::Suspended
@@ -215,8 +216,7 @@ fn problems() -> Vec<&'static str> {
         | Problem::Rejected(_)
         | Problem::Deleting(_)
         | Problem::Unwritten(_)
-        | Problem::Contested { .. }
-        | Problem::Paced(_) => problem.reason(),
+        | Problem::Contested { .. } => problem.reason(),
     };
     all.iter().map(reason).collect()
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
 use quartermaster::api::TrackedField;
 use quartermaster::api::tracked_field::Entry;
 use serde_json::json;
@@ -14,7 +14,7 @@ use testbed::wait::until;
 
 use super::ledger::Ledger;
 use super::told::told;
-use super::{CAUGHT_UP, assert_no_repeats, bare};
+use super::{CAUGHT_UP, MAPS, assert_no_repeats, bare};
 use crate::support::{ACCOUNT, Bed, Operator, SOON, SYSTEM, Settings};
 
 const CHANGES: u64 = 5000;
@@ -22,17 +22,29 @@ const KIB: usize = 1024;
 /// The most that a status may take: what is Pending, and the rest.
 const MOST: usize = (512 + 256) * KIB;
 
-/// Tracks `.data.value` of a new `ConfigMap` of the same name.
+/// The objects of [`MAPS`] in the test's namespace.
+pub(super) fn maps(bed: &Bed) -> Api<DynamicObject> {
+    let gvk = GroupVersionKind::gvk(MAPS, "v1", "Map");
+    Api::namespaced_with(bed.client.clone(), &bed.namespace, &ApiResource::from_gvk_with_plural(&gvk, "maps"))
+}
+
+/// Tracks `.data.value` of a new `Map` of the same name.
 pub(super) async fn track_map(bed: &Bed, name: &str, value: &str) {
-    bed.create::<ConfigMap>(name, json!({ "data": { "value": value } })).await;
+    let map = json!({ "apiVersion": format!("{MAPS}/v1"), "kind": "Map", "metadata": { "name": name }, "data": { "value": value } });
+    let map: DynamicObject = serde_json::from_value(map).unwrap();
+    // Right after its CRD the apiserver may answer 429 or 404 for a moment.
+    let maps = maps(bed);
+    let made =
+        until("the map is there", SOON, async || Ok(maps.create(&PostParams::default(), &map).await.map(Some)?));
+    made.await.unwrap();
     let target = json!({
-        "apiVersion": "v1", "kind": "ConfigMap", "resource": "configmaps", "namespace": bed.namespace, "name": name,
+        "apiVersion": format!("{MAPS}/v1"), "kind": "Map", "resource": "maps", "namespace": bed.namespace, "name": name,
     });
     let spec = json!({ "target": target, "contactPoint": "hook", "field": "{.data.value}" });
     bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
 }
 
-pub(super) async fn set_map(maps: &Api<ConfigMap>, name: &str, value: &str) {
+pub(super) async fn set_map(maps: &Api<DynamicObject>, name: &str, value: &str) {
     let patch = Patch::Merge(json!({ "data": { "value": value } }));
     maps.patch_metadata(name, &PatchParams::default(), &patch).await.unwrap();
 }
@@ -101,7 +113,7 @@ async fn five_thousand_changes_while_the_receiver_is_down() {
     all_delivered(&bed, "small", "0").await;
     let mark = bed.plane.audit().mark().await.unwrap();
     receiver.refuse().await.unwrap();
-    let maps = bed.api();
+    let maps = maps(&bed);
     for change in 1..=CHANGES {
         set_map(&maps, "small", &change.to_string()).await;
         if change % 500 == 0 {
@@ -151,7 +163,7 @@ async fn a_thousand_changes_while_no_status_can_be_written() {
     let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
     all_delivered(&bed, "small", &long(0)).await;
 
-    let maps = bed.api();
+    let maps = maps(&bed);
     // Written once, but it never learns that; refused from then on.
     let lost = proxy.inject(status_writes(), Times::First(1), Fault::LoseAnswer(Lost::Cut));
     set_map(&maps, "small", &long(1)).await;

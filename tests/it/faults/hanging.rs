@@ -8,7 +8,7 @@ use testbed::wait::until;
 use tokio::sync::Notify;
 
 use super::bare;
-use super::flood::{set_map, track_map};
+use super::flood::{maps as api, set_map, track_map};
 use super::told::told;
 use crate::support::{Bed, Operator, SOON, Settings};
 
@@ -44,12 +44,12 @@ async fn messages_go_on_when_reads_of_one_kind_hang() {
     for field in maps.iter().map(String::as_str).chain(["web"]) {
         bed.delivered(field, &expected).await;
     }
-    let reads = hang(&proxy, Match::verb(Verb::Get).resource("configmaps"));
+    let reads = hang(&proxy, Match::verb(Verb::Get).resource("maps"));
     reads.wait_for_hits(4, SOON).await.unwrap();
     let values = ["2", "3", "4"];
     for value in values {
         for map in &maps {
-            set_map(&bed.api(), map, value).await;
+            set_map(&api(&bed), map, value).await;
         }
         bed.scale("web", value.parse().unwrap()).await;
         expected.push(("Updated", Some(value)));

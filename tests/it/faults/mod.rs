@@ -11,7 +11,7 @@ use testbed::wait::until;
 
 use self::ledger::Ledger;
 use self::told::{Told, told};
-use crate::support::{ACCOUNT, Bed, Operator, SYSTEM, Settings};
+use crate::support::{Bed, Operator, Settings, fill_tracker_role};
 
 mod answers;
 mod apiserver;
@@ -32,16 +32,20 @@ mod watches;
 /// How long the operator may take to catch up with all that a test did to it.
 const CAUGHT_UP: Duration = Duration::from_secs(90);
 
+/// Group of a kind that may be as large as any object, and that the operator watches whole.
+const MAPS: &str = "maps.example.com";
+
 /// A control plane of etcd and apiserver alone: Deployments are made by the thousand here, and nobody needs their Pods.
 async fn bare(name: &str) -> Bed {
     let bed = Bed::own_with(Options::apiserver_only(), name).await;
-    // The controller-manager would aggregate these rights into those of the operator.
-    let config_maps = ["create", "clusterrole", "track-configmaps", "--verb=get,list,watch", "--resource=configmaps"];
-    bed.plane.run_kubectl(&config_maps, "").await.unwrap();
-    for role in ["quartermaster-tracker-targets-role", "track-configmaps"] {
-        let (role, account) = (format!("--clusterrole={role}"), format!("--serviceaccount={SYSTEM}:{ACCOUNT}"));
-        bed.plane.run_kubectl(&["create", "clusterrolebinding", &role[14..], &role, &account], "").await.unwrap();
-    }
+    let crd = format!(
+        "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {{name: maps.{MAPS}}}\n\
+         spec: {{group: {MAPS}, scope: Namespaced, names: {{plural: maps, kind: Map}}, versions: [{{name: v1, served: true, \
+         storage: true, schema: {{openAPIV3Schema: {{type: object, x-kubernetes-preserve-unknown-fields: true}}}}}}]}}"
+    );
+    bed.apply(&crd).await;
+    bed.kubectl(&["wait", "--for=condition=Established", &format!("crd/maps.{MAPS}"), "--timeout=60s"]).await;
+    fill_tracker_role(&bed.plane, &[(MAPS, "maps")]).await;
     bed
 }
 

@@ -8,12 +8,13 @@ use http::StatusCode;
 use http::header::RETRY_AFTER;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{Api, Patch, PatchParams};
+use rstest::rstest;
 use serde_json::json;
-use testbed::proxy::{Fault, Lost, Match, Point, Then, Times, Verb};
+use testbed::proxy::{Fault, Lost, Match, Point, Proxy, Then, Times, Verb};
 use testbed::receiver::{Receiver, Reply};
 use testbed::wait::until;
 
-use super::flood::{set_map, track_map};
+use super::flood::{maps, set_map, track_map};
 use super::ledger::Ledger;
 use super::told::told;
 use super::{assert_no_repeats, assert_order, assert_repeats_bounded, bare, caught_up};
@@ -262,11 +263,11 @@ async fn a_standby_sees_what_happens_while_nobody_leads() {
     track_map(&bed, "map", "1").await;
     bed.delivered("map", &[("Created", Some("1"))]).await;
     let standby = Operator::start(&bed, candidate(1).flag("--log-level=debug")).await;
-    let listed = |line: &str| line.contains("\"listed\"") && line.contains("configmaps");
+    let listed = |line: &str| line.contains("\"listed\"") && line.contains("\"maps\"");
     until("it has listed", SOON, async || Ok(standby.logs().lines().any(listed).then_some(()))).await.unwrap();
     leader.child().freeze().unwrap();
     for value in ["2", "3"] {
-        set_map(&bed.api(), "map", value).await;
+        set_map(&maps(&bed), "map", value).await;
     }
     leads(&standby).await;
     // The net change between two leaders' reconciles gives one entry.
@@ -318,6 +319,67 @@ async fn leader_keeps_leading_when_its_renewals_meet_conflicts() {
     assert_eq!(after.holder_identity, before.holder_identity);
     assert_eq!(after.lease_transitions, before.lease_transitions);
     assert!(leader.metrics().await.contains(&leading));
+}
+
+/// An operator that leads through a proxy, with a lease of its own and these times; requests that renew the lease; and
+/// the lease.
+async fn leading(lease: &str, times: &[&str]) -> (Bed, Proxy, Operator, Match, Api<Lease>) {
+    let bed = Bed::shared(lease).await;
+    let (proxy, file) = bed.through_proxy().await;
+    let settings = times.iter().fold(Settings::default().kubeconfig(file), |settings, flag| settings.flag(flag));
+    let settings = settings.flag("--leader-elect").flag(&format!("--leader-election-id={lease}"));
+    let operator = Operator::start(&bed, settings).await;
+    let line = format!("leader_election_master_status{{name=\"{lease}\"}} 1");
+    until("it leads", SOON, async || Ok(operator.metrics().await.contains(&line).then_some(()))).await.unwrap();
+    let renewals = Match::verb(Verb::Update).resource("leases").name(lease);
+    let api = Api::namespaced(bed.client.clone(), SYSTEM);
+    (bed, proxy, operator, renewals, api)
+}
+
+/// Waits until the lease is renewed anew; it is still the first acquisition.
+async fn renewed(api: &Api<Lease>, lease: &str, leader: &mut Operator) {
+    let spec = async || api.get(lease).await.map(|lease| lease.spec.unwrap());
+    let before = spec().await.unwrap();
+    let after = until("the lease is renewed", SOON, async || {
+        leader.child().check_running()?;
+        let now = spec().await?;
+        Ok((now.renew_time > before.renew_time).then_some(now))
+    });
+    let after = after.await.unwrap();
+    assert_eq!(after.holder_identity, before.holder_identity);
+    assert_eq!(after.lease_transitions, before.lease_transitions);
+}
+
+/// Two renewals arrive late, when the leader has sent the next ones: both carry the resourceVersion that it knew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_keeps_leading_when_two_of_its_renewals_arrive_late() {
+    let times = ["--lease-duration=100s", "--lease-renew-deadline=90s"];
+    let (_bed, proxy, mut leader, renewals, api) = leading("late", &times).await;
+    let late = proxy.inject(renewals.clone(), Times::First(2), Fault::Late(Duration::from_millis(700)));
+    late.wait_for_hits(2, SOON).await.unwrap();
+    let after = proxy.inject(renewals, Times::Always, Fault::Delay(Duration::ZERO));
+    after.wait_for_hits(6, SOON).await.unwrap();
+    renewed(&api, "late", &mut leader).await;
+}
+
+/// A proxy sends each renewal twice, or loses each answer: the lease shows that the leader has renewed it.
+#[rstest]
+#[case::sent_twice("twice", Fault::Repeat)]
+#[case::unanswered("unanswered", Fault::LoseAnswer(Lost::Cut))]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leader_keeps_leading_when_no_answer_confirms_its_renewals(#[case] lease: &str, #[case] fault: Fault) {
+    const DEADLINE: Duration = Duration::from_secs(15);
+    let times = ["--lease-duration=20s".to_owned(), format!("--lease-renew-deadline={}s", DEADLINE.as_secs())];
+    let (_bed, proxy, mut leader, renewals, api) = leading(lease, &[&times[0], &times[1]]).await;
+    let faults = proxy.inject(renewals, Times::Always, fault);
+    faults.wait_for_hits(1, SOON).await.unwrap();
+    let since = Instant::now();
+    let past = async || {
+        leader.child().check_running()?;
+        Ok((since.elapsed() > DEADLINE * 5 / 4).then_some(()))
+    };
+    until("the renew deadline has passed", SOON, past).await.unwrap();
+    renewed(&api, lease, &mut leader).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -60,7 +60,6 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
     bed.track("no-target", "Deployment", "nothing", "replicas", "hook").await;
     bed.track("no-point", "Deployment", "target-0", "replicas", "nothing").await;
     bed.track("stopped", "Deployment", "target-0", "replicas", "stopped").await;
-    bed.track("no-field", "Service", "target-0", "replicas", "hook").await;
 
     let mut settings = Settings::default();
     for flag in ["--leader-elect", "--resync=15s", "--secret-reread=5s", "--stopped-retry=5s"] {
@@ -78,12 +77,9 @@ async fn a_thousand_fields_at_rest_cost_no_write() {
         Ok(Some(()))
     });
     settled.await.unwrap();
-    for (name, reason) in [
-        ("no-target", "TargetNotFound"),
-        ("no-point", "ContactPointNotFound"),
-        ("stopped", "ContactPointNotReady"),
-        ("no-field", "FieldNotFound"),
-    ] {
+    for (name, reason) in
+        [("no-target", "TargetNotFound"), ("no-point", "ContactPointNotFound"), ("stopped", "ContactPointNotReady")]
+    {
         bed.waiting(name, reason).await;
         bed.event(name, reason).await;
     }

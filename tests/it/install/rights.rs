@@ -46,6 +46,9 @@ const OTHERS: &Rights = &[
 const TRACKED: &Rights =
     &[("get list watch", "deployments.apps"), ("get list watch", "services."), ("get list watch", "statefulsets.apps")];
 
+/// To know what may be tracked.
+const ROLE: &Rights = &[("list watch", "clusterroles.rbac.authorization.k8s.io quartermaster-tracker-role")];
+
 /// To ask about those who read metrics, and to read them.
 const METRICS: &Rights = &[
     ("create", "tokenreviews.authentication.k8s.io"),
@@ -98,25 +101,33 @@ fn listed(namespace: &str, rights: &[&Rights]) -> BTreeSet<String> {
 const LEASE: &Rights =
     &[("create", "leases.coordination.k8s.io"), ("get update", "leases.coordination.k8s.io quartermaster")];
 
-/// What every operator needs, whatever runs: its own CRDs, and its Lease.
+/// What every operator needs, whatever runs: its own CRDs, the policies, and its Lease.
 fn always() -> BTreeSet<String> {
     let crd = |kind: &Kind| {
         let name = kind.crd_name();
         ["list", "watch"].map(|verb| format!("- {verb} customresourcedefinitions.apiextensions.k8s.io {name}"))
     };
-    &registry::KINDS.iter().flat_map(crd).collect::<BTreeSet<_>>() | &listed(SYSTEM, &[LEASE])
+    let policies = quartermaster::manifests::policies::names().into_iter().flat_map(|name| {
+        [
+            format!("- get validatingadmissionpolicies.admissionregistration.k8s.io quartermaster-{name}"),
+            format!("- get validatingadmissionpolicybindings.admissionregistration.k8s.io quartermaster-{name}binding"),
+        ]
+    });
+    let crds = registry::KINDS.iter().flat_map(crd);
+    &crds.chain(policies).collect::<BTreeSet<_>>() | &listed(SYSTEM, &[LEASE])
 }
 
 #[tokio::test]
 async fn they_are_what_the_operator_needs_and_no_more() {
     let everywhere: &Rights = &[("get list watch", "namespaces."), ("get list watch", "nodes.")];
-    let whole = &listed("-", &[COPIES, OTHERS, TRACKED, METRICS, everywhere]) | &always();
+    let whole = &listed("-", &[COPIES, OTHERS, TRACKED, ROLE, METRICS, everywhere]) | &always();
     assert_eq!(rights("replicas=2").await, whole);
 
     // In one namespace: Roles there, and what they share in the operator's.
     let beside: &Rights = &[("get", "nodes."), ("get", "namespaces. kube-system")];
-    let some = &(&listed("a", &[COPIES, OTHERS]) | &listed("-", &[TRACKED, METRICS, beside])) | &always();
+    let some = &(&listed("a", &[COPIES, OTHERS]) | &listed("-", &[TRACKED, ROLE, METRICS, beside])) | &always();
     assert_eq!(rights("watchNamespaces={a},sharedSecrets=off").await, some);
+    assert_eq!(rights("watchNamespaces={a},noCrossNamespaceRefs=true").await, some);
     let shared = listed(SYSTEM, &[&[("get", "secrets.")]]);
     assert_eq!(rights("watchNamespaces={a}").await, &some | &shared);
     let made = made(&["--set", "watchNamespaces={a}"]).await;

@@ -36,6 +36,23 @@ async fn deploy_is_config_default() {
     assert!(folder("deploy").find("namespace: quartermaster-system").unwrap() > first, "what is in it comes after it");
 }
 
+/// Nothing may be stored before somebody checks it.
+#[tokio::test]
+async fn policies_are_installed_before_the_crds() {
+    let mut kubectl = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
+    let (done, built) = told(&kubectl.args(["kustomize", "config/default"]).output().await.unwrap());
+    assert!(done, "{built}");
+    let mut local = tree_command(binaries().await.unwrap().join("kubectl").to_str().unwrap());
+    let (done, local) = told(&local.args(["kustomize", "config/local"]).output().await.unwrap());
+    assert!(done, "{local}");
+    for manifests in [built, local, folder("deploy")] {
+        let last_policy = manifests.rfind("\nkind: ValidatingAdmissionPolicyBinding").unwrap();
+        let first_crd = manifests.find("\nkind: CustomResourceDefinition").unwrap();
+        let namespace = manifests.find("kind: Namespace\n").unwrap();
+        assert!(last_policy < first_crd && namespace < first_crd);
+    }
+}
+
 #[tokio::test]
 async fn the_installer_is_config_default_with_another_image() {
     let dist = Folder::new().unwrap();
@@ -74,7 +91,7 @@ async fn the_monitor_finds_the_service() {
 pub fn assert_alerts_are_of_the_job_of(rules: &Value, service: &Value) {
     let job = format!("job=\"{}\"", service["metadata"]["name"].as_str().unwrap());
     let rules = rules["spec"]["groups"][0]["rules"].as_array().unwrap();
-    assert_eq!(rules.len(), 8);
+    assert_eq!(rules.len(), 9);
     for rule in rules {
         let expression = rule["expr"].as_str().unwrap();
         assert!(expression.contains(&job), "{expression}");

@@ -12,11 +12,17 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::{Api, ResourceExt};
 use quartermaster::api::kind::Kind;
 use serde_json::json;
+use testbed::kubelet;
 
 use super::chart::CHART;
 use super::helm::Site;
 use super::*;
-use crate::support::{Operator, SYSTEM};
+use crate::support::{Operator, SOON, SYSTEM};
+
+/// Where the images of this test would be.
+const REPOSITORY: &str = "registry.example.com/quartermaster";
+/// It wins over a tag.
+const DIGEST: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
 
 const EARLIER: &str = "tests/it/install/earlier/quartermaster.tgz";
 
@@ -25,9 +31,10 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
     let site = Site::new().await;
     let bed = &site.bed;
     let values = site.outside();
+    let image = format!("image.repository={REPOSITORY},image.tag=earlier,image.digest={DIGEST}");
     let install = ["install", "quartermaster", EARLIER, "-n", SYSTEM, "--create-namespace", "--set-string", &values];
-    site.done(&install).await;
-    assert_eq!(older_crds(bed).await.len(), registry::KINDS.len() - 1);
+    site.done(&[&install[..], &["--set", &image]].concat()).await;
+    assert_eq!(older_crds(bed).await.len(), registry::KINDS.len());
     examples_are_there(bed).await;
     for (object, status) in stopped_halfway() {
         let status = json!({ "status": status }).to_string();
@@ -36,13 +43,13 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
     let before = said_of_all(&site).await;
     assert_eq!(before.len(), registry::KINDS.len());
 
-    let upgrade =
-        ["upgrade", "quartermaster", CHART, "-n", SYSTEM, "--reset-then-reuse-values", "--set", "crds.install=true"];
-    site.done(&upgrade).await;
+    as_documented(&site, "crds.install=true", CHART, "today").await;
     assert_eq!(older_crds(bed).await, [""; 0]);
     assert_eq!(said_of_all(&site).await, before);
 
-    let _operators = Operator::installed(&bed.plane, SYSTEM, DEPLOYMENT).await;
+    let program_of =
+        |image: &str| (image == format!("{REPOSITORY}:today")).then(|| env!("CARGO_BIN_EXE_quartermaster").into());
+    let operators = Operator::installed_of(&bed.plane, SYSTEM, DEPLOYMENT, program_of).await;
     conditions_are_well(bed).await;
     bed.delivered("nginx-deployment-replicas", &[("Created", Some("3")), ("Updated", Some("1"))]).await;
     bed.waiting("nginx-deployment-replicas", "").await;
@@ -51,6 +58,36 @@ async fn what_an_earlier_chart_installed_stays_and_becomes_well() {
     assert!(texts.len() == 1 && texts[0].contains("Value: 1\n") && texts[0].ends_with("Previous: 3"), "{texts:?}");
     let specs = |said: Said| said.into_iter().map(|(object, said)| (object, said["spec"].clone())).collect::<Vec<_>>();
     assert_eq!(specs(said_of_all(&site).await), specs(before));
+
+    // Back to the earlier program, under today's CRDs.
+    drop(operators);
+    as_documented(&site, "crds.install=false", EARLIER, "earlier").await;
+    let pods = kubelet::deployed(&bed.plane, SYSTEM, DEPLOYMENT, SOON).await.unwrap();
+    assert!(pods.iter().all(|pod| pod.image == format!("{REPOSITORY}:earlier")), "{pods:?}");
+    assert_eq!(older_crds(bed).await, [""; 0]);
+}
+
+/// Runs the command of the page that has this value, with a chart and a tag.
+async fn as_documented(site: &Site, value: &str, chart: &str, tag: &str) {
+    let page = std::fs::read_to_string("docs/upgrading.md").unwrap();
+    let command = page.lines().find(|line| line.starts_with("helm upgrade ") && line.contains(value)).unwrap();
+    let command = command.replace(CHART, chart).replace("TAG", tag);
+    site.done(&command.split(' ').skip(1).collect::<Vec<_>>()).await;
+}
+
+/// `kubectl apply -k config/default` alone names an image that nobody has published.
+#[tokio::test]
+async fn manifests_of_the_upgrade_without_helm_name_the_given_image() {
+    let page = std::fs::read_to_string("docs/upgrading.md").unwrap();
+    let command = page.lines().find(|line| line.starts_with("kubectl kustomize ")).unwrap();
+    let rendered = command.strip_suffix(" | kubectl apply -f -").unwrap();
+    let binaries = testbed::shared().await.unwrap().binaries();
+    let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap());
+    let output = tree_command("sh").args(["-c", rendered]).env("PATH", path).output().await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let manifests = String::from_utf8(output.stdout).unwrap();
+    let images: Vec<_> = manifests.lines().filter_map(|line| line.trim_start().strip_prefix("image: ")).collect();
+    assert_eq!(images, ["YOUR.REGISTRY/quartermaster:TAG"]);
 }
 
 /// The CRDs that are not as this version has them.

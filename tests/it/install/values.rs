@@ -30,13 +30,18 @@ async fn every_flag_is_reached() {
         ("controllers", "controllers={*,-myingress}", "--controllers=*,-myingress"),
         ("cluster-name", "clusterName=prod: eu", "--cluster-name=prod: eu"),
         ("allow-protected-destinations", "allowProtectedDestinations=true", "--allow-protected-destinations"),
+        ("admission-policies", "admissionPolicies.enabled=false", "--admission-policies="),
+        ("no-cross-namespace-refs", "noCrossNamespaceRefs=true", "--no-cross-namespace-refs"),
         ("telegram-api-url", "telegramAPIURL=https://t.example.com", "--telegram-api-url=https://t.example.com"),
         ("shared-secrets", "sharedSecrets=off", "--shared-secrets=off"),
         ("webhook-allow-loopback", "webhook.allowLoopback=true", "--webhook-allow-loopback"),
         ("webhook-deny-cidr", "webhook.denyCIDRs={10.0.0.0/8}", "--webhook-deny-cidr=10.0.0.0/8"),
+        ("webhook-allow-port", "webhook.allowPorts={443,8443}", "--webhook-allow-port=443 --webhook-allow-port=8443"),
+        ("webhook-quote-private", "webhook.quotePrivate=true", "--webhook-quote-private"),
         ("webhook-proxy", "webhook.proxy=http://proxy:3128", "--webhook-proxy=http://proxy:3128"),
         ("log-level", "log.level=debug", "--log-level=debug"),
         ("log-format", "log.format=json", "--log-format=json"),
+        ("tracker-role", "extraArgs={--tracker-role=mine}", "--tracker-role=mine"),
         ("aws-timeout", "extraArgs={--aws-timeout=30s}", "--aws-timeout=30s"), // and so all that --help hides
     ];
     let command = Cli::command();

@@ -23,7 +23,8 @@ async fn the_restricted_profile_takes_it_unless_it_is_told_otherwise() {
     label(&bed, "restricted").await;
     let _operator = Operator::start(&bed, Settings::default()).await;
     bed.app("web", json!({ "image": "nginx:latest", "banner": "hello" })).await;
-    bed.app_runs("web").await;
+    let pod = bed.app_runs("web").await;
+    assert_eq!(pod.spec.unwrap().automount_service_account_token, Some(false), "no token of the namespace's account");
     bed.app("root", json!({ "image": "nginx:latest", "podSecurity": "Baseline" })).await;
     let refused = |app: &MyApp| says(app).1.contains("violates PodSecurity \"restricted");
     bed.until("root", "says so", refused).await;

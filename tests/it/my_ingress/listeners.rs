@@ -49,6 +49,33 @@ async fn traffic_follows_the_nodes() {
     never_led_nowhere(&site.aws.calls());
 }
 
+/// Kubernetes may give a node port that a Service released to somebody else's.
+#[tokio::test]
+async fn targets_are_removed_when_the_service_has_released_their_node_port() {
+    let site = Site::with_nodes("released", &["i-1", "i-2"]).await;
+    let _operator = site.reaching().await;
+    let at = |port: u16| [("i-1", port), ("i-2", port)];
+    site.service("shop", 30_080).await;
+    site.ingress("web", json!({ "listeners": [http(80, "shop")] })).await;
+    site.arrives(80, &at(30_080)).await;
+    site.ready("web").await;
+    site.bed.delete::<Service>("shop").await;
+    site.says("web", "ServiceNotFound").await;
+    site.arrives(80, &[]).await;
+    site.tells(&[(80, 0, 0, "ServiceNotFound")]).await;
+    assert_eq!(site.listening().await.len(), 1, "the listener itself stays");
+
+    site.service("shop", 30_081).await;
+    site.arrives(80, &at(30_081)).await;
+    site.ready("web").await;
+    let inside = json!({ "spec": { "type": "ClusterIP", "ports": [{ "port": 80, "nodePort": null }] } });
+    site.bed.patch::<Service>("shop", inside).await;
+    let words = site.says("web", "NoNodePort").await;
+    assert!(words.contains("type: NodePort"), "{words}");
+    site.arrives(80, &[]).await;
+    site.tells(&[(80, 0, 0, "NoNodePort")]).await;
+}
+
 #[tokio::test]
 async fn traffic_follows_the_service_and_the_spec() {
     let site = Site::with_nodes("services", &["i-1", "i-2"]).await;
@@ -69,20 +96,14 @@ async fn traffic_follows_the_service_and_the_spec() {
     site.ready("web").await;
     site.tells(&[(80, 2, 2, "")]).await;
 
-    // None, another type, and gone: what is there stays until it is known where to lead instead.
+    // None: the node port is still the Service's, so what is there stays.
     let ports = json!({ "spec": { "ports": [{ "port": 81, "nodePort": 30_081 }] } });
     site.bed.patch::<Service>("shop", ports).await;
     let words = site.says("web", "ServicePortNotFound").await;
     assert!(words.contains("has no port 80 over TCP: it has 81"), "{words}");
-    let inside = json!({ "spec": { "type": "ClusterIP", "ports": [{ "port": 80 }] } });
-    site.bed.patch::<Service>("shop", inside).await;
-    let words = site.says("web", "NoNodePort").await;
-    assert!(words.contains("type: NodePort"), "{words}");
-    site.bed.delete::<Service>("shop").await;
-    site.says("web", "ServiceNotFound").await;
-    site.tells(&[(80, 2, 2, "ServiceNotFound")]).await;
     site.arrives(80, &at(30_081)).await;
-    site.service("shop", 30_082).await;
+    let ports = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_082 }] } });
+    site.bed.patch::<Service>("shop", ports).await;
     site.arrives(80, &at(30_082)).await;
     site.ready("web").await;
 

@@ -23,6 +23,7 @@ mod listeners_ending;
 mod nodes;
 mod outages;
 mod ownership;
+mod proxied;
 mod rest;
 mod stale;
 mod walkthrough;

@@ -21,6 +21,7 @@ mod lasting;
 mod names;
 mod operator;
 mod people;
+mod pods;
 
 /// One right: a verb on a resource, `configmaps` or `deployments.apps`; by name or on all; in one namespace or everywhere.
 #[derive(Clone, Debug)]

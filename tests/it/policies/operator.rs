@@ -13,7 +13,7 @@ use crate::support::{ACCOUNT, Bed, SOON, SYSTEM};
 
 const DRY: PostParams = PostParams { dry_run: true, field_manager: None };
 
-async fn operator(bed: &Bed) -> Client {
+pub(super) async fn operator(bed: &Bed) -> Client {
     let path = bed.plane.kubeconfig_for_service_account(SYSTEM, ACCOUNT).await.unwrap();
     let file = Kubeconfig::read_from(path).unwrap();
     let mut config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();

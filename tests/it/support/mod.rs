@@ -51,12 +51,17 @@ pub const TOKEN: &str = "12345678:ABCDEFUABCDEFUABCDEFUABCDEFU";
 
 /// Installs CRDs, rights and namespace as shipped, and waits until they are served.
 pub async fn install(plane: &ControlPlane) {
-    let local = concat!(env!("CARGO_MANIFEST_DIR"), "/config/local");
-    until("our manifests apply", SOON, async || {
-        plane.run_kubectl(&["apply", "--server-side", "--force-conflicts", "-k", local], "").await.map(Some)
-    })
-    .await
-    .unwrap();
+    let apply = async |folder: &str| {
+        let folder = format!("{}/config/{folder}", env!("CARGO_MANIFEST_DIR"));
+        until("our manifests apply", SOON, async || {
+            plane.run_kubectl(&["apply", "--server-side", "--force-conflicts", "-k", &folder], "").await.map(Some)
+        })
+        .await
+        .unwrap();
+    };
+    // An apiserver that has looked up a policy's parameter finds the kinds of newer CRDs only up to 30 s later, and refuses
+    // owner references to them until then.
+    apply("crd").await;
     let client = plane.client().await.unwrap();
     for kind in registry::KINDS {
         let established = ["wait", "--for=condition=Established", &format!("crd/{}", kind.crd_name())];
@@ -64,6 +69,19 @@ pub async fn install(plane: &ControlPlane) {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
         until("our kinds are served", SOON, async || Ok(Some(api.list(&ListParams::default()).await?))).await.unwrap();
     }
+    apply("local").await;
+    fill_tracker_role(plane, &[]).await;
+}
+
+/// Grants what the shipped roles allow to track, and `more` (groups and plurals), as the controller-manager does where one runs.
+pub async fn fill_tracker_role(plane: &ControlPlane, more: &[(&str, &str)]) {
+    let shipped = registry::TARGET_RIGHTS.iter().flat_map(|right| right.resources.iter().map(|it| (right.group, *it)));
+    let rule =
+        |(group, plural)| json!({ "apiGroups": [group], "resources": [plural], "verbs": ["get", "list", "watch"] });
+    let rules: Vec<_> = shipped.chain(more.iter().copied()).map(rule).collect();
+    let patch = json!({ "rules": rules }).to_string();
+    let role = ["patch", "clusterrole", "quartermaster-tracker-role", "--type=merge", "-p", &patch];
+    plane.run_kubectl(&role, "").await.unwrap();
 }
 
 /// A control plane: the one that tests share, or one that ends with its last user.

@@ -119,6 +119,7 @@ impl Operator {
             "--health-probe-bind-address=127.0.0.1:0",
             "--log-format=json",
             "--webhook-allow-loopback",
+            "--webhook-quote-private",
         ]
         .map(str::to_owned)
         .to_vec();
@@ -142,14 +143,23 @@ impl Operator {
 
     /// Starts what a kubelet would start for this Deployment, a process for each Pod, and waits until all are ready.
     pub async fn installed(plane: &ControlPlane, namespace: &str, deployment: &str) -> Vec<Self> {
-        let program: PathBuf = env!("CARGO_BIN_EXE_quartermaster").into();
+        Self::installed_of(plane, namespace, deployment, |_| Some(env!("CARGO_BIN_EXE_quartermaster").into())).await
+    }
+
+    /// The same with the program that is in each Pod's image, as `program_of` says.
+    pub async fn installed_of(
+        plane: &ControlPlane,
+        namespace: &str,
+        deployment: &str,
+        program_of: impl Fn(&str) -> Option<PathBuf>,
+    ) -> Vec<Self> {
         let mut operators = Vec::new();
-        for Container { args, env, kubeconfig, .. } in
+        for Container { image, args, env, kubeconfig, .. } in
             kubelet::deployed(plane, namespace, deployment, SOON).await.unwrap()
         {
+            let program = program_of(&image).unwrap_or_else(|| panic!("nobody has published {image}"));
             let folder = Folder::new().unwrap();
             let child = spawn(&program, &kubeconfig, &args, &env, &folder, 1);
-            let program = program.clone();
             operators.push(Self { child, program, kubeconfig, flags: args, env, starts: 1, folder });
         }
         for operator in &operators {

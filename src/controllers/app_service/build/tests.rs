@@ -124,6 +124,8 @@ fn every_optional_field() {
         ("command", json!(["sh", "-c"])),
         ("args", json!(["echo $0"])),
         ("serviceAccountName", json!("runner")),
+        ("podSecurity", json!("Restricted")),
+        ("podSecurity", json!("Baseline")),
         ("imagePullSecrets", json!([{ "name": "registry" }])),
         ("autoscaling", json!({ "max": 5 })),
         ("autoscaling", json!({ "min": 2, "max": 5, "cpu": 60 })),

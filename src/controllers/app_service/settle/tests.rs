@@ -21,10 +21,6 @@ fn refused(words: &str) -> Problem {
 #[case::before_what_is_refused(failed(), refused("a"), "Unwritten: b")]
 #[case::after_what_is_refused(refused("a"), failed(), "Unwritten: b")]
 #[case::both_refused(refused("a"), refused("c"), "Rejected: a")]
-#[case::before_what_has_its_turn_later(failed(), Problem::Paced(Duration::ZERO), "Unwritten: b")]
-#[case::after_what_has_its_turn_later(Problem::Paced(Duration::ZERO), failed(), "Unwritten: b")]
-#[case::its_turn_before_what_is_refused(refused("a"), Problem::Paced(Duration::ZERO), "Unwritten: waits")]
-#[case::its_turn_after_what_is_refused(Problem::Paced(Duration::ZERO), refused("a"), "Unwritten: waits")]
 #[case::both_foreign(foreign(Part::Deployment), foreign(Part::Service), "Conflict: Deployment; Service")]
 fn what_is_refused_hides_nothing_that_is_tried_again(
     #[case] first: Problem,

@@ -6,6 +6,8 @@
 use serde_json::Value;
 use serde_json_path::JsonPath;
 
+use crate::api::tracked_field::{A_PATH, words_of};
+
 mod observed;
 mod path;
 
@@ -33,10 +35,7 @@ enum Select {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FieldError {
     /// The word does not exist, or not for that kind.
-    #[error(
-        "{field:?} is no field of a {kind}: write {}a JSONPath in braces, such as {{.metadata.generation}}",
-        known_words(kind)
-    )]
+    #[error("{field:?} is no field of a {kind}: write {}{A_PATH}", words_of(kind))]
     FieldNotFound {
         /// Kind of the target.
         kind: String,
@@ -60,15 +59,6 @@ impl FieldError {
             Self::FieldNotFound { .. } => "FieldNotFound",
             Self::InvalidPath { .. } => "InvalidPath",
         }
-    }
-}
-
-/// The words of a kind, as the middle of a sentence.
-fn known_words(kind: &str) -> &'static str {
-    match kind {
-        "Deployment" | "StatefulSet" => "replicas, image, image:CONTAINER or ",
-        "Service" => "targetPort, targetPort:PORT or ",
-        _ => "",
     }
 }
 

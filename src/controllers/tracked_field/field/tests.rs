@@ -5,6 +5,7 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
+use crate::api::tracked_field::WORDS;
 
 fn text(text: &str) -> Observed {
     Observed::Text(text.into())
@@ -223,5 +224,19 @@ proptest! {
             let expected = object.as_str().map_or_else(|| object.to_string(), str::to_owned);
             prop_assert_eq!(observed.text().unwrap(), expected);
         }
+    }
+}
+
+/// What admission lets in, the operator can follow, and the other way round.
+#[rstest]
+#[case("Deployment")]
+#[case("StatefulSet")]
+#[case("Service")]
+#[case("CronJob")]
+fn a_word_is_compiled_for_the_kinds_that_admission_knows(#[case] kind: &str) {
+    for (word, placeholder, kinds) in WORDS {
+        assert_eq!(Field::compile(kind, word).is_ok(), kinds.contains(&kind), "{kind} {word}");
+        let named = Field::compile(kind, &format!("{word}:web"));
+        assert_eq!(named.is_ok(), placeholder.is_some() && kinds.contains(&kind), "{kind} {word}:web");
     }
 }

@@ -234,3 +234,29 @@ fn contradiction_that_lasts_is_decided_by_a_read() {
     assert!(follower.got_at(now + DOUBT, 12, "c"));
     assert_eq!(follower.told(), values(&["a", "c"]));
 }
+
+#[test]
+fn change_that_a_metadata_watch_shows_during_a_read_needs_another_read() {
+    let mut follower = follower(true);
+    assert!(follower.got(5, "a"));
+    assert!(!follower.show_metadata(&object("u", 5)), "version 5 was read");
+    assert!(!follower.show_metadata(&object("u", 4)), "version 4 is the past");
+    assert!(follower.show_metadata(&object("u", 6)));
+    let asked = follower.asks();
+    assert!(follower.show_metadata(&object("u", 7)));
+    assert!(!follower.believes(asked, Instant::now(), Some((&object("u", 6), Observed::of_text("b")))));
+    assert!(follower.is_outdated() && follower.has_to_be_read(Duration::from_hours(1)));
+    assert!(follower.got(7, "c"));
+    assert!(!follower.is_outdated());
+    assert_eq!(follower.told(), values(&["a", "b", "c"]));
+}
+
+#[test]
+fn read_that_finds_nothing_and_a_deletion_need_no_other_read() {
+    let mut follower = follower(true);
+    assert!(follower.show_metadata(&object("u", 5)));
+    assert!(follower.got_nothing(Instant::now()) && !follower.is_outdated());
+    assert!(follower.show_metadata(&object("v", 6)));
+    assert!(follower.observe(&object("v", 7), None) || !follower.is_outdated());
+    assert!(!follower.is_outdated());
+}

@@ -68,8 +68,9 @@ fn close(entry: &mut Entry, delivery: Delivery, reason: Option<String>) {
     entry.held_seconds = None;
 }
 
-/// The entries to send, oldest first, each with the entry before it where that speaks of the same subject: the previous
-/// value is its.
+/// The entries to send, oldest first, each with the entry that has the previous value: the one before it, if that speaks
+/// of the same subject and has not failed. Nobody was told a failed value, and a receiver that refused it would refuse this
+/// message for it.
 pub fn pending(history: &[Entry]) -> impl Iterator<Item = (&Entry, Option<&Entry>)> {
     let pending = history.iter().enumerate().filter(|(_, entry)| entry.is_pending() && entry.id.is_some());
     pending.map(|(at, entry)| (entry, previous(&history[..at], entry)))
@@ -83,7 +84,9 @@ pub fn newest(history: &[Entry]) -> Option<(&Entry, Option<&Entry>)> {
 
 /// What the original program wrote names no subject, and speaks of the one that it had then.
 fn previous<'a>(before: &'a [Entry], entry: &Entry) -> Option<&'a Entry> {
-    before.last().filter(|before| before.subject.is_none() || before.subject == entry.subject)
+    before.last().filter(|before| {
+        (before.subject.is_none() || before.subject == entry.subject) && before.delivery != Some(Delivery::Failed)
+    })
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::record::display;
 use super::{Bounds, NewestState, Observation, Outcome, Series, bound, hold, mark, record, record_newest};
 use crate::api::tracked_field::{Delivery, Entry, History, Subject};
 
@@ -61,6 +62,7 @@ pub fn next(before: &[Entry], inputs: &Inputs<'_>, mut ids: impl FnMut() -> Stri
     let contradicted = inputs.newest.and_then(|newest| record_newest(&mut history, inputs.subject, newest, &mut ids));
     mark(&mut history, inputs.outcomes.iter().cloned());
     hold(&mut history, inputs.held, inputs.held_for, inputs.now);
+    display(&mut history, inputs.subject);
     let failed_before: HashSet<&str> =
         before.iter().filter(|entry| is_failed(entry)).filter_map(|entry| entry.id.as_deref()).collect();
     let failed: Vec<Entry> = history

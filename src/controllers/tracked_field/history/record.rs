@@ -237,6 +237,24 @@ fn append(
     recorded
 }
 
+/// Sets what `kubectl get` prints of the last entry, whose value may be long, or of a target that the spec left.
+pub(super) fn display(history: &mut History, subject: &Subject) {
+    let Some((last, others)) = history.split_last_mut() else { return };
+    for entry in others {
+        entry.display_value = None;
+    }
+    last.display_value =
+        if speaks_of(last, subject) { last.value.as_deref().and_then(shortened) } else { Some(String::new()) };
+}
+
+/// Returns the two ends of a text of more than 40 characters: an image's tag is at its end.
+fn shortened(text: &str) -> Option<String> {
+    const ENDS: usize = 20;
+    let (head, _) = text.char_indices().nth(ENDS - 1)?;
+    let (tail, _) = text.char_indices().rev().nth(ENDS - 1)?;
+    (text.chars().count() > 2 * ENDS).then(|| format!("{}…{}", &text[..head], &text[tail..]))
+}
+
 fn speaks_of(entry: &Entry, subject: &Subject) -> bool {
     entry.subject.as_ref().is_none_or(|spoken_of| spoken_of == subject)
 }
@@ -299,6 +317,7 @@ fn entry(action: Action, subject: &Subject, observation: Observation, uid: Optio
         time: Some(whole_seconds(observation.at)),
         action,
         value: None,
+        display_value: None,
         missing: false,
         cut: None,
         id: Some(id),

@@ -14,6 +14,7 @@ pub(super) fn stored(entry: &Entry) -> usize {
         time,
         action,
         value,
+        display_value,
         missing,
         cut,
         id,
@@ -34,6 +35,7 @@ pub(super) fn stored(entry: &Entry) -> usize {
     2 + time.as_ref().map_or(0, |_| field("time", TIME))
         + field("action", 2 + action.as_str().len())
         + text("value", value.as_deref())
+        + text("displayValue", display_value.as_deref())
         + if *missing { field("missing", "true".len()) } else { 0 }
         + cut.as_ref().map_or(0, |Cut { length, sha256 }| {
             field("cut", 1 + field("length", digits(*length)) + field("sha256", string(sha256)))

@@ -1,7 +1,5 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::discovery::ApiResource;
 use rstest::rstest;
 use serde_json::json;
 
@@ -12,7 +10,8 @@ use crate::controllers::tracked_field::history::{Bounds, State};
 const PATH: &str = "{.data.x}";
 
 fn resource() -> ResourceName {
-    ResourceName::from(&ApiResource::erase::<ConfigMap>(&()))
+    // One that is watched whole.
+    ResourceName { api_version: "example.com/v1".into(), plural: "settings".into() }
 }
 
 fn target(name: &str) -> TargetKey {

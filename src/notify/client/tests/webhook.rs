@@ -144,6 +144,97 @@ async fn a_proxy_takes_webhooks_when_it_is_given() {
     assert_eq!(kind(&sender.send(&hook(parts("http://169.254.169.254/")), TEST, false).await), "AddressRefused");
 }
 
+fn resolving_to(address: SocketAddr) -> Lookup {
+    Arc::new(move |_| Box::pin(async move { Ok(vec![address]) }))
+}
+
+#[tokio::test]
+async fn answer_of_a_private_address_is_not_quoted() {
+    let (server, status) = by_status("internal words").await;
+    let name = format!("http://receiver.test:{}/", server.address().port());
+    let config = |quote_private| Config { quote_private, lookup: resolving_to(*server.address()), ..config() };
+    for url in [&server.uri(), &name] {
+        for code in [400, 401, 403, 404, 410, 418, 500] {
+            status.store(code, Ordering::SeqCst);
+            let said = |quote| {
+                let sender = sender(config(quote));
+                async move { sender.send(&hook(parts(url)), TEST, false).await.unwrap_err().to_string() }
+            };
+            let (hidden, quoted) = (said(false).await, said(true).await);
+            assert!(!hidden.contains("words") && hidden.contains(&code.to_string()), "{hidden}");
+            assert!(quoted.contains("internal words"), "{quoted}");
+        }
+    }
+}
+
+/// The proxy resolves the name, so the operator does not know whose answer it is.
+#[tokio::test]
+async fn answer_through_a_proxy_is_not_quoted() {
+    let proxy = answering(ResponseTemplate::new(404).set_body_string("internal words")).await;
+    for quote_private in [false, true] {
+        let webhook_proxy = Some(proxy.uri().into());
+        let sender = sender(Config { webhook_proxy, quote_private, ..config() });
+        for url in ["http://receiver.test/in", "http://8.8.8.8/in"] {
+            let said = sender.send(&hook(parts(url)), TEST, false).await.unwrap_err().to_string();
+            assert_eq!(said.contains("internal words"), quote_private, "{said}");
+        }
+    }
+}
+
+/// A closed port, a server that says nothing, one that hangs up and one that speaks no HTTP are one message.
+#[tokio::test]
+async fn private_address_without_an_answer_reads_the_same_whatever_the_cause() {
+    let silent = raw(std::mem::forget);
+    let hangs_up = raw(drop);
+    let other = raw(|mut stream| drop(stream.write_all(b"SSH-2.0-OpenSSH_9.9\r\n")));
+    let closed = {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.local_addr().unwrap()
+    };
+    let mut hidden = std::collections::BTreeSet::new();
+    let mut shown = std::collections::BTreeSet::new();
+    for address in [silent, hangs_up, other, closed] {
+        for (quote_private, said) in [(false, &mut hidden), (true, &mut shown)] {
+            let config = Config {
+                quote_private,
+                attempt_timeout: Duration::from_millis(500),
+                lookup: resolving_to(address),
+                ..config()
+            };
+            let sender = sender(config);
+            for scheme in ["http", "https"] {
+                for host in ["127.0.0.1", "receiver.test"] {
+                    let url = format!("{scheme}://{host}:{}/", address.port());
+                    let result = sender.send(&hook(parts(&url)), TEST, false).await;
+                    assert_eq!(kind(&result), "Retry");
+                    said.insert(result.unwrap_err().to_string());
+                }
+            }
+        }
+    }
+    assert_eq!(hidden.len(), 1, "{hidden:?}");
+    assert!(shown.len() >= 3, "{shown:?}");
+}
+
+/// A name without an address is a slip of the pen, and tells nothing of any address.
+#[tokio::test]
+async fn failed_lookup_is_told_without_the_flag() {
+    let lookup: Lookup = Arc::new(|_| Box::pin(async { Err(io::Error::other("no such name")) }));
+    let sender = sender(Config { lookup, quote_private: false, ..config() });
+    let said = sender.send(&hook(parts("http://receiver.test/")), TEST, false).await.unwrap_err().to_string();
+    assert!(said.contains("no such name"), "{said}");
+}
+
+#[tokio::test]
+async fn port_that_is_not_allowed_gets_no_request() {
+    let server = answering(ResponseTemplate::new(204)).await;
+    let sender = sender(Config { allow_ports: vec![443], ..config() });
+    let result = sender.send(&hook(parts(&server.uri())), TEST, false).await;
+    assert_eq!(kind(&result), "AddressRefused");
+    assert!(result.unwrap_err().to_string().contains("--webhook-allow-port=443"));
+    assert_eq!(server.received_requests().await.unwrap().len(), 0);
+}
+
 #[tokio::test]
 async fn one_client_for_the_same_tls_material() {
     let certificate = rcgen::generate_simple_self_signed(["receiver.test".to_owned()]).unwrap().cert.pem();

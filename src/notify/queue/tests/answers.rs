@@ -43,7 +43,7 @@ fn a_receiver_may_ask_for_more_time() {
 #[test]
 fn a_test_message_opens_nothing_until_the_status_says_so() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Test, TestMessage::default());
+    line.lines.configure(&key("p"), chat(), Stage::Test, another());
     line.offer("a", &["1"]);
     let request = line.take().unwrap();
     assert!(request.picks.is_empty());
@@ -58,7 +58,7 @@ fn a_test_message_opens_nothing_until_the_status_says_so() {
 #[test]
 fn a_rejected_template_is_not_tried_again_for_what_waits_here_no_more() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), templated(), Stage::Open, TestMessage::default());
+    line.lines.configure(&key("p"), templated(), Stage::Open, another());
     let mut object = field("a", &["1"]).as_ref().clone();
     object.spec.template = Some("{{ value }}".into());
     line.lines.offer(&key("p"), Offer::of(&Arc::new(object)).unwrap());
@@ -98,7 +98,7 @@ fn no_wait_is_beyond_the_clock() {
 #[test]
 fn what_a_receiver_says_differently_each_time_is_no_news() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Test, TestMessage::default());
+    line.lines.configure(&key("p"), chat(), Stage::Test, another());
     let mut say = |words: &str| {
         line.now += PATIENCE.stopped;
         let request = line.take().unwrap();
@@ -142,9 +142,13 @@ fn a_long_pause_is_told_of_at_once_and_a_mended_receiver_that_has_another_troubl
     let request = line.take().unwrap();
     line.answer(&request, Err(refusal(Refusal::Redirected)));
     line.now += PATIENCE.stopped;
+    let stopped = line.lines.standing(&key("p"));
     let request = line.take().unwrap();
+    assert!(!line.answer(&request, Err(retry("503"))).point);
+    assert_eq!(line.lines.standing(&key("p")), stopped, "one failure is no news");
+    line.now += PATIENCE.retry.min * 2;
+    let request = line.take().unwrap();
+    assert!(request.is_test(), "as soon as any other failure, and the same message");
     assert!(line.answer(&request, Err(retry("503"))).point);
     assert_eq!(line.lines.standing(&key("p")), Standing::Retrying("503".into()));
-    line.now += PATIENCE.retry.min * 2;
-    assert!(line.take().unwrap().is_test(), "as soon as any other failure, and the same message");
 }

@@ -34,6 +34,8 @@ enum Step {
     Resume(usize),
     /// Somebody requests an attempt.
     RetryNow,
+    /// The contact point is suspended and resumed.
+    Pause,
 }
 
 fn any_refusal() -> impl Strategy<Value = Refusal> {
@@ -55,6 +57,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => (0..FIELDS).prop_map(Step::Suspend),
         1 => (0..FIELDS).prop_map(Step::Resume),
         1 => Just(Step::RetryNow),
+        1 => Just(Step::Pause),
     ]
 }
 
@@ -226,6 +229,11 @@ impl Model {
             Step::Suspend(at) | Step::Resume(at) => {
                 self.fields[at].suspended = matches!(step, Step::Suspend(_));
                 self.offer(at);
+            }
+            Step::Pause => {
+                self.line.lines.close(&key("p"));
+                prop_assert!(!self.run()?, "nothing is sent");
+                self.line.lines.configure(&key("p"), chat(), Stage::Open, TestMessage::default());
             }
             Step::RetryNow => {
                 if self.fields.iter().all(|field| field.suspended || field.pending.is_empty()) {

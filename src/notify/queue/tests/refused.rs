@@ -1,5 +1,6 @@
 //! Refused messages.
 
+use super::super::Circumstances;
 use super::*;
 
 use Refusal::{Forbidden, Gone, Rejected};
@@ -28,6 +29,10 @@ impl Line {
             Standing::Retrying(_) => "Retrying",
             Standing::Stopped { reason, .. } => reason,
         }
+    }
+
+    fn write_rejected(&mut self, name: &str, said: (u16, &str)) -> bool {
+        self.lines.write_rejected(&key(name), &key("p"), said, Circumstances::default(), self.now)
     }
 
     fn templated(&mut self, name: &str, entries: &[&str]) {
@@ -257,7 +262,7 @@ fn no_second_test_message_is_accepted_before_an_entry_unless_somebody_asks() {
 #[test]
 fn a_text_that_a_template_made_is_first_replaced_by_the_default_text() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), templated(), Stage::Open, TestMessage::default());
+    line.lines.configure(&key("p"), templated(), Stage::Open, another());
     line.templated("a", &["1"]);
     let first = line.expect(&["1"]);
     line.refuse(&first, Rejected);
@@ -279,7 +284,7 @@ fn a_text_that_a_template_made_is_first_replaced_by_the_default_text() {
 #[test]
 fn a_failed_entry_lets_another_message_go_before_the_next_one_can_fail() {
     let mut line = Line::open();
-    line.lines.configure(&key("p"), chat(), Stage::Probe, TestMessage::default());
+    line.lines.configure(&key("p"), chat(), Stage::Probe, another());
     for name in ["a", "b", "c"] {
         line.offer(name, &[name]);
     }
@@ -345,9 +350,14 @@ fn a_test_message_that_is_sent_again_is_the_same_until_it_is_accepted() {
     assert_eq!((&first.test_id, &first.test_id), (&again.test_id, &third.test_id));
     assert!(other.taken(&third, 0).point);
     assert_eq!(other.lines.tests_accepted(&key("p")), 1, "what the status keeps");
-    let configured = TestMessage { configuration: "c".into(), accepted: 1 };
-    other.lines.configure(&key("p"), chat(), Stage::Probe, configured);
-    assert_ne!(other.expect(&[]).test_id, first.test_id, "a receiver would pass over it");
+    // Another configuration, and the first one again, whose acceptance the status does not show yet.
+    for configuration in ["d", "c"] {
+        let test = TestMessage { configuration: configuration.into(), accepted: 0 };
+        other.lines.configure(&key("p"), chat(), Stage::Test, test);
+        let request = other.expect(&[]);
+        assert_ne!(request.test_id, first.test_id, "a receiver would pass over it");
+        other.answer(&request, Err(retry("503")));
+    }
 }
 
 #[test]
@@ -360,7 +370,7 @@ fn an_object_whose_outcome_cannot_be_stored_is_left_out_after_five_attempts() {
     for attempt in 1..=5 {
         assert!(line.take().is_none(), "before attempt {attempt}");
         assert!(!line.lines.nothing_flies());
-        assert_eq!(line.lines.write_rejected(&key("a"), &key("p"), 403, "denied"), attempt == 5);
+        assert_eq!(line.write_rejected("a", (403, "denied")), attempt == 5);
     }
     assert_eq!(line.lines.left_out_of(&key("p")), [(key("a"), "denied".to_owned())]);
     assert!(line.lines.nothing_flies(), "a shutdown does not wait for it");
@@ -378,6 +388,37 @@ fn an_object_whose_outcome_cannot_be_stored_is_left_out_after_five_attempts() {
     line.expect(&["2", "4"]);
 }
 
+#[test]
+fn a_refused_write_is_retried_with_backoff_unless_something_changed() {
+    let mut line = Line::open();
+    let same = Circumstances::default();
+    let due =
+        |line: &Line, circumstances: &Circumstances| line.lines.rejected_write_due(&key("a"), circumstances, line.now);
+    assert_eq!(due(&line, &same), None);
+    let mut delays = Vec::new();
+    for _ in 0..12 {
+        line.write_rejected("a", (403, "denied"));
+        let delay = due(&line, &same).unwrap();
+        delays.push(delay);
+        line.now += delay;
+        assert_eq!(due(&line, &same), None);
+    }
+    assert!(delays[0] <= PATIENCE.retry.min * 2 && delays[11] >= PATIENCE.retry.max / 2, "{delays:?}");
+    line.write_rejected("a", (403, "denied"));
+    for changed in [
+        Circumstances { generation: Some(2), ..same.clone() },
+        Circumstances { requested_at: Some("now".into()), ..same.clone() },
+        Circumstances { apiserver_returns: 1, ..same.clone() },
+    ] {
+        assert_eq!(due(&line, &changed), None);
+    }
+    let changed = Circumstances { generation: Some(2), ..same };
+    line.lines.write_rejected(&key("a"), &key("p"), (403, "denied"), changed.clone(), line.now);
+    assert!(due(&line, &changed).unwrap() <= PATIENCE.retry.min * 2, "the backoff begins anew");
+    line.lines.recorded(&key("a"), &[]);
+    assert_eq!(due(&line, &changed), None);
+}
+
 /// A policy and a webhook that fails now and then.
 #[test]
 fn an_object_is_left_out_whatever_refuses_its_writes() {
@@ -385,7 +426,7 @@ fn an_object_is_left_out_whatever_refuses_its_writes() {
     line.offer("a", &["1"]);
     let request = line.expect(&["1"]);
     line.taken(&request, 1);
-    let mut rejected = |code, message| line.lines.write_rejected(&key("a"), &key("p"), code, message);
+    let mut rejected = |code, message| line.write_rejected("a", (code, message));
     for code in [403, 500, 403, 500] {
         assert!(!rejected(code, "no"));
     }

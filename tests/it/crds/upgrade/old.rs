@@ -71,6 +71,8 @@ pub fn tracked_fields() -> Vec<String> {
         all("cp", "replicas", "Deployment", "default", "A"),
         all("cp", "replicas", "Deployment", "default", "a/b"),
         all("cp", "replicas", "Deployment", "default", &long(300)),
+        all("cp", "image", "Service", "default", "a"),
+        all("cp", "targetPort", "Deployment", "default", "a"),
     ]
 }
 
@@ -122,6 +124,8 @@ pub fn app_services() -> Vec<String> {
         port(&format!("protocol: {}", long(100))),
         port("appProtocol: a b"),
         port(&format!("appProtocol: {}", long(400))),
+        // So many that the rules over pairs of them would exceed what a rule may cost.
+        ports(&vec!["{port: 80, name: a, nodePort: 30000, targetPort: a}"; 5000].join(", ")),
     ]
 }
 

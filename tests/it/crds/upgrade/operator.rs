@@ -68,6 +68,8 @@ async fn the_operator_takes_old_objects_as_they_are() {
         store(&client, &ingresses, name, Some(yaml), &json!({}), false).await;
     }
     install(&plane).await;
+    let role = ["create", "clusterrole", "quartermaster-tracker-role", "--verb=get,list,watch"];
+    plane.run_kubectl(&[&role[..], &["--resource=deployments.apps"]].concat(), "").await.unwrap();
 
     let bed = Bed { plane: Plane::Own(Arc::clone(&plane)), client, namespace: "default".into() };
     bed.create::<Secret>("s", json!({ "stringData": { "k": "token" } })).await;
@@ -118,6 +120,11 @@ async fn the_operator_takes_old_objects_as_they_are() {
         assert!(new.is_empty() || new == [Action::Deleted], "{name}: {history:?}");
         assert!(history[..2].iter().all(|entry| entry.id.is_none()), "{name}: {history:?}");
     }
+    let last = format!("tf-{}", odd_fields.len() - 1);
+    bed.waiting(&last, "FieldNotFound").await;
+    bed.event(&last, "FieldNotFound").await;
+    let field: TrackedField = bed.api().get(&last).await.unwrap();
+    assert_eq!(field.history().unwrap().len(), 2, "a field that cannot exist records nothing");
     for name in odd_apps.iter().map(|(name, _)| name.as_str()).chain(["bare"]) {
         let app = bed
             .until(name, "says why", |app: &MyApp| {

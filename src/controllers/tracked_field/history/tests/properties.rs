@@ -311,12 +311,23 @@ fn any_entry() -> impl Strategy<Value = Entry> {
     let cut = prop::option::of((any::<u64>(), "[0-9a-f]{64}").prop_map(|(length, sha256)| Cut { length, sha256 }));
     let names = prop_oneof![Just(None), Just(Some(subject("replicas"))), Just(Some(subject("{.a<b}")))];
     let number = || prop::option::of(any::<u64>());
-    let texts = (text(), text(), text(), text(), text());
+    let texts = (text(), text(), text(), text(), text(), text());
     (time(), action, texts, any::<bool>(), cut, delivery, names, number(), (time(), number())).prop_map(
-        |(time, action, (value, id, reason, uid, first_value), missing, cut, delivery, subject, merged, held)| Entry {
+        |(
+            time,
+            action,
+            (value, display_value, id, reason, uid, first_value),
+            missing,
+            cut,
+            delivery,
+            subject,
+            merged,
+            held,
+        )| Entry {
             time,
             action,
             value,
+            display_value,
             missing,
             cut,
             id,

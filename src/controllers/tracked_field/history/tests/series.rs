@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use Action::{Created, Deleted, Updated};
 
 use super::*;
+use crate::controllers::tracked_field::history::record::display;
 
 #[test]
 fn every_change_is_an_entry_in_order() {
@@ -336,4 +337,21 @@ fn past_state_is_never_recorded_unless_a_read_that_began_later_shows_it() {
     assert_eq!(level(&history, &newest).contradicted, Some(10), "a UID does not come back");
     newest.outranks = Some(10);
     assert_eq!(told(&level(&history, &newest).history)[3], (Created, Some("1")));
+}
+
+#[test]
+fn last_entry_displays_the_ends_of_a_long_value_and_nothing_of_another_target() {
+    let image = "registry.example.com/team/application-server:1.29.0";
+    let shown = |history: &History| history.iter().map(|entry| entry.display_value.clone()).collect::<Vec<_>>();
+    let mut history = recorded([present("a", "1"), present("a", image)]);
+    display(&mut history, &subject("replicas"));
+    assert_eq!(shown(&history), [None, Some("registry.example.co…cation-server:1.29.0".into())]);
+    display(&mut history, &subject("image"));
+    assert_eq!(shown(&history), [None, Some(String::new())]);
+    history.extend(recorded([present("a", &"é".repeat(40))]));
+    display(&mut history, &subject("replicas"));
+    assert_eq!(shown(&history), [None, None, None]);
+    history.extend(recorded([present("a", &"é".repeat(41))]));
+    display(&mut history, &subject("replicas"));
+    assert_eq!(history[3].display_value, Some(format!("{}…{}", "é".repeat(19), "é".repeat(20))));
 }

@@ -1,7 +1,7 @@
 #= YOUR_BOTS_TOKEN 12345678:ABCDEFUABCDEFUABCDEFUABCDEFU
 kubectl create secret generic telegram-cp-token --from-literal=token=YOUR_BOTS_TOKEN
 kubectl apply -f config/samples/tg_v1_contactpoint.yaml -f config/samples/deploy.yaml
-#: kubectl get trackedfield web-image
+#: kubectl get trackedfield web-image -o wide
 kubectl create deployment web --image=nginx:1.29
 kubectl apply -f - <<YAML
 apiVersion: tg.azamaton.ru/v1

@@ -2,6 +2,6 @@
 helm install quartermaster charts/quartermaster -n quartermaster-system --create-namespace
 #: make deploy IMG=YOUR.REGISTRY/quartermaster:TAG
 another-cluster
-#: helm upgrade quartermaster charts/quartermaster -n quartermaster-system --reset-then-reuse-values --set crds.install=false
+#: helm upgrade quartermaster charts/quartermaster -n quartermaster-system --reset-then-reuse-values --set crds.install=false,image.tag=TAG,image.digest=
 another-cluster
 helm install quartermaster charts/quartermaster -n quartermaster-system --create-namespace

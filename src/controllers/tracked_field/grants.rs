@@ -1,0 +1,219 @@
+//! The resources that may be tracked: those that the tracker role grants, an aggregated `ClusterRole`. The operator's other
+//! permissions do not count: they would make every `ConfigMap`, Pod and Node of the cluster trackable.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::StreamExt;
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use tracing::{info, warn};
+
+use super::waiting::{brief, how_to_grant};
+use crate::runtime::metrics::{Metrics, Purpose};
+use crate::runtime::watch_hub::ResourceName;
+use crate::runtime::watching::{self, Told};
+
+/// A target is watched, listed and read.
+const VERBS: [&str; 3] = ["get", "list", "watch"];
+
+/// Rules of the tracker role, as its watch shows them.
+pub struct Grants {
+    role: String,
+    rules: Mutex<Option<Rules>>,
+}
+
+/// State of the tracker role.
+#[derive(Clone, Debug, PartialEq)]
+enum Rules {
+    Present(Vec<PolicyRule>),
+    NotFound,
+    /// The operator may not read the role; with the apiserver's message.
+    Unreadable(String),
+}
+
+/// Whether a resource may be tracked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// The tracker role has not been read yet.
+    Unknown,
+    /// The tracker role grants the resource.
+    Granted,
+    /// The tracker role does not grant the resource; with the reason.
+    Missing(String),
+}
+
+impl Grants {
+    /// Creates the rules of the `ClusterRole` named `role`, unknown until [`Grants::follow`] has read them.
+    pub fn new(role: &str) -> Self {
+        Self { role: role.into(), rules: Mutex::default() }
+    }
+
+    fn rules(&self) -> MutexGuard<'_, Option<Rules>> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether `resource` may be tracked.
+    pub fn of(&self, resource: &ResourceName) -> Grant {
+        match &*self.rules() {
+            None => Grant::Unknown,
+            Some(Rules::Present(rules)) => self.judge(rules, resource),
+            Some(Rules::NotFound) => Grant::Missing(format!(
+                "ClusterRole {:?} (--tracker-role) not found, so nothing may be tracked: install it",
+                self.role
+            )),
+            Some(Rules::Unreadable(message)) => Grant::Missing(format!(
+                "ClusterRole {:?} (--tracker-role) cannot be read, so nothing may be tracked: {}; grant the operator list and \
+                 watch on it",
+                self.role,
+                brief(message)
+            )),
+        }
+    }
+
+    fn judge(&self, rules: &[PolicyRule], resource: &ResourceName) -> Grant {
+        // A watch cannot be limited to names, so a rule with names grants nothing.
+        let granted = |verb, named: bool| {
+            let has_names = |rule: &&PolicyRule| rule.resource_names.as_ref().is_some_and(|names| !names.is_empty());
+            rules.iter().filter(|rule| has_names(rule) == named).any(|rule| covers(rule, verb, resource))
+        };
+        let missing: Vec<_> = VERBS.into_iter().filter(|verb| !granted(verb, false)).collect();
+        if missing.is_empty() {
+            return Grant::Granted;
+        }
+        let named = if missing.iter().any(|verb| granted(verb, true)) {
+            "; its rule with resourceNames does not count, because a watch cannot be limited to names"
+        } else {
+            ""
+        };
+        Grant::Missing(format!(
+            "ClusterRole {:?} does not grant {} on {}{named}; {}",
+            self.role,
+            missing.join(", "),
+            resource.full(),
+            how_to_grant(resource)
+        ))
+    }
+
+    /// Follows the role for as long as the process runs, and calls `changed` after each change.
+    pub fn follow<C: Fn() + Send + 'static>(
+        self: &Arc<Self>,
+        client: Client,
+        watches: &watcher::Config,
+        metrics: &Metrics,
+        changed: C,
+    ) -> impl Future<Output = ()> + Send + use<C> {
+        let grants = Arc::clone(self);
+        let config = watches.clone().fields(&format!("metadata.name={}", self.role));
+        let counted = metrics.watch("clusterroles.rbac.authorization.k8s.io", Purpose::Own);
+        async move {
+            let api: Api<ClusterRole> = Api::all(client);
+            let mut told = std::pin::pin!(watching::watch(api, config, counted));
+            let mut listed = None;
+            while let Some(told) = told.next().await {
+                let rules = match told {
+                    Told::Shown(Event::Init) => {
+                        listed = None;
+                        continue;
+                    }
+                    Told::Shown(Event::InitApply(role)) => {
+                        listed = Some(Rules::Present(role.rules.unwrap_or_default()));
+                        continue;
+                    }
+                    Told::Shown(Event::InitDone) => listed.take().unwrap_or(Rules::NotFound),
+                    Told::Shown(Event::Apply(role)) => Rules::Present(role.rules.unwrap_or_default()),
+                    Told::Shown(Event::Delete(_)) => Rules::NotFound,
+                    Told::Stands => continue,
+                    Told::Failed(error) => {
+                        let cause = &error as &dyn std::error::Error;
+                        warn!(role = grants.role, error = cause, "watch of the tracker role failed; will retry");
+                        match watching::refusal(&error).filter(|status| matches!(status.code, 401 | 403)) {
+                            // Rules that were read stay valid: the role itself did not change.
+                            Some(status) if !matches!(&*grants.rules(), Some(Rules::Present(_))) => {
+                                Rules::Unreadable(status.message.clone())
+                            }
+                            _ => continue,
+                        }
+                    }
+                };
+                let before = grants.rules().replace(rules.clone());
+                if before != Some(rules) {
+                    info!(role = grants.role, "the tracker role changed");
+                    changed();
+                }
+            }
+        }
+    }
+}
+
+fn covers(rule: &PolicyRule, verb: &str, resource: &ResourceName) -> bool {
+    let group = resource.api_version.split_once('/').map_or("", |(group, _)| group);
+    let has = |words: &[String], wanted: &str| words.iter().any(|word| word == "*" || word == wanted);
+    has(&rule.verbs, verb)
+        && has(rule.api_groups.as_deref().unwrap_or_default(), group)
+        && has(rule.resources.as_deref().unwrap_or_default(), &resource.plural)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Grants of a role that allows everything.
+    pub fn everything() -> Grants {
+        let grants = Grants::new("tracker");
+        let rules = json!([{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] }]);
+        grants.rules().replace(Rules::Present(serde_json::from_value(rules).unwrap()));
+        grants
+    }
+
+    fn of(rules: Value, api_version: &str, plural: &str) -> Grant {
+        let grants = Grants::new("tracker");
+        grants.rules().replace(Rules::Present(serde_json::from_value(rules).unwrap()));
+        grants.of(&ResourceName { api_version: api_version.into(), plural: plural.into() })
+    }
+
+    #[rstest]
+    #[case::its_own(json!({ "apiGroups": ["batch"], "resources": ["cronjobs"], "verbs": ["get", "list", "watch"] }), None)]
+    #[case::wildcards(json!({ "apiGroups": ["*"], "resources": ["*"], "verbs": ["*"] }), None)]
+    #[case::another_group(json!({ "apiGroups": [""], "resources": ["cronjobs"], "verbs": ["*"] }), Some("get, list, watch"))]
+    #[case::a_subresource(json!({ "apiGroups": ["batch"], "resources": ["cronjobs/status"], "verbs": ["*"] }), Some("get, list, watch"))]
+    #[case::some_verbs(json!({ "apiGroups": ["batch"], "resources": ["cronjobs"], "verbs": ["get", "list"] }), Some("watch"))]
+    #[case::no_names(
+        json!({ "apiGroups": ["batch"], "resources": ["cronjobs"], "verbs": ["*"], "resourceNames": [] }), None
+    )]
+    fn rule_grants_what_it_names(#[case] rule: Value, #[case] missing: Option<&str>) {
+        let wanted = missing.map_or(Grant::Granted, |verbs| {
+            let resource = ResourceName { api_version: "batch/v1".into(), plural: "cronjobs".into() };
+            let hint = how_to_grant(&resource);
+            Grant::Missing(format!("ClusterRole \"tracker\" does not grant {verbs} on cronjobs.batch; {hint}"))
+        });
+        assert_eq!(of(json!([rule]), "batch/v1", "cronjobs"), wanted);
+    }
+
+    #[test]
+    fn verbs_of_several_rules_count_together_and_named_rules_never() {
+        let rule = |verbs: Value, names: Value| json!({ "apiGroups": [""], "resources": ["configmaps"], "verbs": verbs, "resourceNames": names });
+        let rules = json!([rule(json!(["get", "list"]), Value::Null), rule(json!(["watch"]), Value::Null)]);
+        assert_eq!(of(rules, "v1", "configmaps"), Grant::Granted);
+        let rules = json!([rule(json!(["get", "list"]), Value::Null), rule(json!(["watch"]), json!(["one"]))]);
+        let Grant::Missing(message) = of(rules, "v1", "configmaps") else { panic!() };
+        assert!(message.contains("does not grant watch on configmaps; its rule with resourceNames"), "{message}");
+    }
+
+    #[test]
+    fn nothing_is_granted_before_the_role_is_read_nor_without_it() {
+        let grants = Grants::new("tracker");
+        let resource = ResourceName { api_version: "apps/v1".into(), plural: "deployments".into() };
+        assert_eq!(grants.of(&resource), Grant::Unknown);
+        for (rules, said) in [(Rules::NotFound, "not found"), (Rules::Unreadable("no".into()), "cannot be read")] {
+            grants.rules().replace(rules);
+            let Grant::Missing(message) = grants.of(&resource) else { panic!() };
+            assert!(message.contains(said), "{message}");
+        }
+    }
+}

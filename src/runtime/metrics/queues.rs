@@ -1,0 +1,60 @@
+//! What waits in the controllers' queues, and what runs: asked for at each scrape.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+/// State of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueState {
+    /// Objects whose reconcile is due.
+    pub depth: usize,
+    /// Time that the running reconciles have taken so far, in all.
+    pub unfinished: Duration,
+}
+
+type Ask = Box<dyn Fn() -> QueueState + Send + Sync>;
+
+/// Queues of the controllers.
+#[derive(Clone, Default)]
+pub(super) struct Queues(Arc<Mutex<BTreeMap<&'static str, Ask>>>);
+
+impl Queues {
+    pub(super) fn show(&self, controller: &'static str, ask: Ask) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(controller, ask);
+    }
+}
+
+impl fmt::Debug for Queues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Queues")
+    }
+}
+
+impl Collector for Queues {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let queues = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let states: Vec<_> = queues.iter().map(|(controller, ask)| (*controller, ask())).collect();
+        let help = "Objects in a controller's queue whose reconcile is due.";
+        let mut family = encoder.encode_descriptor("workqueue_depth", help, None, MetricType::Gauge)?;
+        for (controller, state) in &states {
+            let labels = [("name", *controller), ("controller", controller)];
+            let depth = i64::try_from(state.depth).unwrap_or(i64::MAX);
+            ConstGauge::new(depth).encode(family.encode_family(&labels)?)?;
+        }
+        let help = "Time that the running reconciles of a controller have taken so far, in all.";
+        let mut family =
+            encoder.encode_descriptor("workqueue_unfinished_work_seconds", help, None, MetricType::Gauge)?;
+        for (controller, state) in &states {
+            let labels = [("name", *controller), ("controller", controller)];
+            ConstGauge::new(state.unfinished.as_secs_f64()).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}

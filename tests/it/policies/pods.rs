@@ -1,0 +1,161 @@
+//! What a thief of the operator's token may run with it: no more than the operator runs for others.
+
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::{Value, json};
+
+use super::operator::operator;
+use super::{allowed, refusal, refused};
+use crate::support::{Bed, SYSTEM};
+
+const DRY: PostParams = PostParams { dry_run: true, field_manager: None };
+
+fn kind(group: &str, kind: &str, plural: &str) -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, "v1", kind), plural)
+}
+
+fn pods() -> ApiResource {
+    kind("", "Pod", "pods")
+}
+
+fn deployments() -> ApiResource {
+    kind("apps", "Deployment", "deployments")
+}
+
+/// An object with the operator's mark that runs `pod`.
+fn running(kind: &ApiResource, name: &str, pod: &Value) -> DynamicObject {
+    let labels = json!({ "app": "a" });
+    let spec = if kind.plural == "pods" {
+        pod.clone()
+    } else {
+        let template = json!({ "metadata": { "labels": labels }, "spec": pod });
+        json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template })
+    };
+    let mut object = DynamicObject::new(name, kind).data(json!({ "spec": spec }));
+    object.metadata.labels = Some([("quartermaster.dev/owner-uid".to_owned(), "6c1a".to_owned())].into());
+    object
+}
+
+/// A Pod of one container, with `change` merged into it.
+fn pod(change: &Value) -> Value {
+    let mut pod = json!({ "containers": [{ "name": "a", "image": "a" }] });
+    for (field, value) in change.as_object().unwrap() {
+        pod[field] = value.clone();
+    }
+    pod
+}
+
+/// What no Pod of the operator has, with the words of the refusal.
+fn forbidden() -> Vec<(Value, &'static str)> {
+    let container = |change: Value| {
+        let mut container = json!({ "name": "b", "image": "b" });
+        for (field, value) in change.as_object().unwrap() {
+            container[field] = value.clone();
+        }
+        container
+    };
+    let privileged = container(json!({ "securityContext": { "privileged": true } }));
+    let host_port = container(json!({ "ports": [{ "containerPort": 80, "hostPort": 80 }] }));
+    vec![
+        (json!({ "hostNetwork": true }), "no Pod with hostNetwork, hostPID or hostIPC"),
+        (json!({ "hostPID": true }), "no Pod with hostNetwork, hostPID or hostIPC"),
+        (json!({ "hostIPC": true }), "no Pod with hostNetwork, hostPID or hostIPC"),
+        (json!({ "volumes": [{ "name": "root", "hostPath": { "path": "/" } }] }), "no Pod with a hostPath volume"),
+        (json!({ "containers": [host_port] }), "no Pod with a hostPort"),
+        (json!({ "containers": [privileged] }), "no privileged container"),
+        (json!({ "initContainers": [privileged] }), "no privileged container"),
+    ]
+}
+
+/// What a service mesh adds, and what Deployments of authors have.
+fn harmless() -> Value {
+    let init = json!({ "name": "mesh-init", "image": "mesh", "securityContext": {
+        "runAsUser": 0, "capabilities": { "add": ["NET_ADMIN", "NET_RAW"] }, "privileged": false,
+    } });
+    json!({
+        "initContainers": [init], "hostNetwork": false,
+        "volumes": [{ "name": "envoy", "emptyDir": {} }, { "name": "secret", "secret": { "secretName": "s" } }],
+    })
+}
+
+#[tokio::test]
+async fn stolen_token_runs_no_pod_that_reaches_the_node() {
+    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-node").await;
+    for account in ["default", "builder"] {
+        bed.kubectl(&["create", "serviceaccount", account]).await;
+    }
+    let client = operator(&bed).await;
+    for kind in [pods(), deployments()] {
+        let api = Api::<DynamicObject>::namespaced_with(client.clone(), &bed.namespace, &kind);
+        for (change, words) in forbidden() {
+            let object = running(&kind, "a", &pod(&change));
+            refused(words, async || api.create(&DRY, &object).await).await;
+        }
+        let object = running(&kind, "a", &pod(&harmless()));
+        allowed("what a service mesh adds passes", async || api.create(&DRY, &object).await).await;
+        // An AppService's author names the account of its Deployment; no MyApp names one.
+        let object = running(&kind, "a", &pod(&json!({ "serviceAccountName": "builder" })));
+        if kind.plural == "pods" {
+            refused("a Pod with the ServiceAccount default only", async || api.create(&DRY, &object).await).await;
+        } else {
+            allowed("a Deployment has the account of its author's choice", async || api.create(&DRY, &object).await)
+                .await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn stolen_token_runs_nothing_where_the_cluster_itself_runs() {
+    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-places").await;
+    let client = operator(&bed).await;
+    // The operator's namespace enforces the restricted profile, which is not to be what refuses it.
+    let restricted = json!({
+        "securityContext": { "runAsNonRoot": true, "runAsUser": 1, "seccompProfile": { "type": "RuntimeDefault" } },
+        "containers": [{ "name": "a", "image": "a", "securityContext": {
+            "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] },
+        } }],
+    });
+    for namespace in ["kube-system", "kube-public", "kube-node-lease", SYSTEM] {
+        // Without a controller-manager nobody makes it.
+        bed.plane.run_kubectl(&["-n", namespace, "create", "serviceaccount", "default"], "").await.unwrap();
+        for kind in [pods(), deployments()] {
+            let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &kind);
+            let object = running(&kind, "a", &restricted);
+            let words = format!(
+                "the operator may not run {} \"a\" in namespace \"{namespace}\": it runs nothing in kube-system",
+                kind.plural
+            );
+            refused(&words, async || api.create(&DRY, &object).await).await;
+        }
+        // Copies have a setting of their own.
+        let maps =
+            Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &kind("", "ConfigMap", "configmaps"));
+        let mut map = DynamicObject::new("a", &kind("", "ConfigMap", "configmaps")).data(json!({ "data": {} }));
+        map.metadata.labels = Some([("quartermaster.dev/owner-uid".to_owned(), "6c1a".to_owned())].into());
+        allowed("a ConfigMap is written there", async || maps.create(&DRY, &map).await).await;
+    }
+}
+
+/// What an administrator or another controller has put into a Deployment does not lock the operator out of the rest of it.
+#[tokio::test]
+async fn operator_changes_a_deployment_that_reaches_the_node_but_not_its_pods() {
+    let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-old").await;
+    let kind = deployments();
+    let client = operator(&bed).await;
+    let ours = Api::<DynamicObject>::namespaced_with(client, &bed.namespace, &kind);
+    let theirs = Api::<DynamicObject>::namespaced_with(bed.client.clone(), &bed.namespace, &kind);
+    let host = running(&kind, "host", &pod(&json!({ "hostNetwork": true })));
+    theirs.create(&PostParams::default(), &host).await.unwrap();
+    let patch = async |patch: Value| ours.patch("host", &PatchParams::default(), &Patch::Merge(&patch)).await;
+    allowed("it is scaled and labelled", async || {
+        patch(json!({ "metadata": { "labels": { "a": "b" } }, "spec": { "replicas": 1 } })).await
+    })
+    .await;
+    let image = json!({ "spec": { "template": { "spec": { "containers": [{ "name": "a", "image": "b" }] } } } });
+    assert!(refusal(patch(image).await).contains("no Pod with hostNetwork"));
+    let plain = running(&kind, "plain", &pod(&json!({})));
+    ours.create(&PostParams::default(), &plain).await.unwrap();
+    let host = json!({ "spec": { "template": { "spec": { "hostPID": true } } } });
+    let said = refusal(ours.patch("plain", &PatchParams::default(), &Patch::Merge(&host)).await);
+    assert!(said.contains("no Pod with hostNetwork, hostPID or hostIPC"), "{said}");
+}
