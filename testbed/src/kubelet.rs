@@ -23,6 +23,8 @@ const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 pub struct Container {
     /// The Pod's name.
     pub pod: String,
+    /// The image.
+    pub image: String,
     /// The arguments of the image's entrypoint. Every `--...-bind-address` is a free port of loopback.
     pub args: Vec<String>,
     /// The environment.
@@ -112,6 +114,7 @@ pub async fn container(plane: &ControlPlane, namespace: &str, pod: &Pod) -> Resu
     let env = container.env.iter().flatten().map(|variable| Ok((variable.name.clone(), value(variable, pod)?)));
     Ok(Container {
         pod: pod.name_any(),
+        image: container.image.clone().context("no image")?,
         args: container.args.iter().flatten().map(|arg| on_loopback(arg)).collect(),
         env: env.collect::<Result<_>>()?,
         kubeconfig: plane.kubeconfig_for_service_account(namespace, account).await?,

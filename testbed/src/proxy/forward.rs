@@ -51,7 +51,28 @@ async fn through(shared: &Shared, line: &Arc<Line>, request: Request<Incoming>) 
     if let Some(answer) = before(&faults, &about).await? {
         return Ok(answer);
     }
-    let mut response = shared.client.request(outgoing(request, &shared.scheme, &shared.authority)?).await?;
+    let mut request = outgoing(request, &shared.scheme, &shared.authority)?;
+    for fault in &faults {
+        request = match fault {
+            Fault::Repeat => {
+                let (first, second) = copies(request).await?;
+                shared.client.request(first).await?.into_body().collect().await?;
+                second
+            }
+            Fault::Late(delay) => {
+                // Whole, before the client's connection goes.
+                let (late, _) = copies(request).await?;
+                let (client, delay) = (shared.client.clone(), *delay);
+                tokio::spawn(async move {
+                    tokio::time::sleep(delay).await;
+                    client.request(late).await
+                });
+                return Ok(refuse(StatusCode::GATEWAY_TIMEOUT.into()));
+            }
+            _ => request,
+        };
+    }
+    let mut response = shared.client.request(request).await?;
     if let Some(answer) = after_applied(&faults, &about).await? {
         return Ok(answer);
     }
@@ -72,6 +93,14 @@ async fn through(shared: &Shared, line: &Arc<Line>, request: Request<Incoming>) 
         }
         _ => response,
     }))
+}
+
+/// The same request twice, read whole.
+async fn copies(request: Request<Body>) -> Result<(Request<Body>, Request<Body>), Error> {
+    let (head, body) = request.into_parts();
+    let bytes = body.collect().await?.to_bytes();
+    let first = Request::from_parts(head.clone(), full(bytes.clone()));
+    Ok((first, Request::from_parts(head, full(bytes))))
 }
 
 /// What the request is about, and the request itself. What is created is read whole, for its name; everything else
@@ -101,7 +130,7 @@ async fn before(faults: &[Fault], about: &ApiRequest) -> Result<Option<Response<
             Fault::Gone => return Ok(Some(refuse(StatusCode::GONE.into()))),
             // A task of its own: the hook may kill the client, and its end would end this one.
             Fault::Hook(Point::Before, hook) => go_on(tokio::spawn(hook(about.clone())).await?)?,
-            Fault::LoseAnswer(_) | Fault::Hook(..) => {}
+            Fault::LoseAnswer(_) | Fault::Repeat | Fault::Late(_) | Fault::Hook(..) => {}
         }
     }
     Ok(None)

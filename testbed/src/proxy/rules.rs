@@ -171,6 +171,10 @@ pub enum Fault {
     Gone,
     /// The apiserver does what is asked; its answer is lost.
     LoseAnswer(Lost),
+    /// The apiserver is asked twice, as by a proxy that tries again; the second answer counts.
+    Repeat,
+    /// The answer is 504 at once, and the apiserver is asked after this time.
+    Late(Duration),
     /// Something of the test's own runs at this point.
     Hook(Point, Hook),
 }
