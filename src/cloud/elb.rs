@@ -102,7 +102,7 @@ impl Elb {
             // The runtime's delays are enough.
             .retry_config(RetryConfig::disabled())
             .timeout_config(limits)
-            .http_client(proxy::client())
+            .http_client(proxy::client()?)
             .load();
         let loaded = tokio::time::timeout(self.timeout, load).await.ok();
         let region = loaded.as_ref().and_then(|config| config.region()).map(ToString::to_string);

@@ -34,6 +34,9 @@ pub const REGION_MISMATCH: &str = "RegionMismatch";
 /// The reason while no region is known.
 pub const REGION_MISSING: &str = "RegionMissing";
 
+/// The reason while `HTTPS_PROXY` names no proxy that AWS can be called through.
+pub const PROXY_INVALID: &str = "ProxyInvalid";
+
 const ACCESS_DENIED: &str = "AccessDenied";
 const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 const THROTTLED: &str = "Throttled";
@@ -47,8 +50,16 @@ const SPEC_REFUSED: &str = "SpecRefused";
 const REFUSED: &str = "Refused";
 
 /// The reasons of what AWS did not answer, or not with a code of the table.
-pub const OTHER_REASONS: [&str; 7] =
-    [ACCOUNT_MISMATCH, CREDENTIALS_MISSING, REGION_MISMATCH, REGION_MISSING, REFUSED, THROTTLED, UNAVAILABLE];
+pub const OTHER_REASONS: [&str; 8] = [
+    ACCOUNT_MISMATCH,
+    CREDENTIALS_MISSING,
+    PROXY_INVALID,
+    REGION_MISMATCH,
+    REGION_MISSING,
+    REFUSED,
+    THROTTLED,
+    UNAVAILABLE,
+];
 
 /// Every code of the [API reference](https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/CommonErrors.html), also of
 /// what is never called here.

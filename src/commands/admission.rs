@@ -18,7 +18,7 @@ const INSTALLED: &str = "app.kubernetes.io/name=quartermaster";
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Policy {
-    /// Its name, without what the installation puts before it.
+    /// Name, without the installation's prefix.
     pub name: String,
     /// `InForce`, `NotInForce` or `Unknown`.
     pub state: &'static str,
@@ -32,12 +32,10 @@ pub struct Policy {
 
 /// An object that no policy has checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)] // each is what its name says
 pub struct Unchecked {
-    /// Its kind, as the API spells it.
     pub kind: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 

@@ -16,14 +16,12 @@ use super::paper::{Cell, Ink, Paper, count, shorten, span};
 use super::report::{Report, Seen, Who, Without, oldest, report};
 use super::uninstall::target::{How, Target};
 use super::{admission, going, is, lease, words, words_of_list};
-use crate::cli::commands::{Cluster, Output, StatusArgs};
+use crate::cli::commands::{Output, StatusArgs};
 use crate::registry;
 use crate::runtime::crds;
 
 /// How many objects that are older than the policies are printed.
 const UNCHECKED: usize = 20;
-/// Installs the policies where deploy/ was applied.
-const POLICIES: &str = "kubectl apply --server-side -f deploy/admission_policies.yaml";
 
 /// Shows it.
 ///
@@ -196,7 +194,7 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
         (_, _, why) => format!("Whether the operator runs is not known: {}", why.as_deref().unwrap_or_default()),
     };
     out.line(operator)?;
-    print_admission(&report.seen, cluster, out)?;
+    print_admission(&report.seen, out)?;
     for Without { name, message } in not_served {
         // It may be of the operator's version, which this program need not be: to replace it would be wrong then.
         if report.operator.state == "Runs" {
@@ -212,26 +210,32 @@ fn print(report: &Report, args: &StatusArgs, out: &mut Paper) -> std::io::Result
     Ok(())
 }
 
-/// Nothing while all policies are in force and no object is older than they are, or while that is unknown.
-fn print_admission(seen: &Seen, cluster: &Cluster, out: &mut Paper) -> std::io::Result<()> {
+/// Prints nothing while all policies are in force and no object is older than they are.
+fn print_admission(seen: &Seen, out: &mut Paper) -> std::io::Result<()> {
     let missing: Vec<_> = seen.admission_policies.iter().filter(|policy| policy.state == "NotInForce").collect();
     if !missing.is_empty() {
-        out.line("Admission policies that are not in force, so nobody checks the rights of authors:")?;
+        out.line("Admission policies that are not in force, so the permissions of authors may go unchecked:")?;
         for Policy { message, .. } in missing {
             out.line(format!("  {message}"))?;
         }
-        out.line(format!("  To install them: {} (or helm upgrade)", cluster.command(POLICIES)))?;
+        out.line("  To install them: use what installed the operator (make deploy, kubectl apply or helm upgrade)")?;
+    }
+    if let Some(Policy { message, .. }) = seen.admission_policies.iter().find(|policy| policy.state == "Unknown") {
+        out.line(format!("Whether the admission policies are in force is not known: {message}"))?;
     }
     if !seen.unchecked.is_empty() {
         let number = count(seen.unchecked.len(), "object is older", "objects are older");
-        out.line(format!("{number} than the admission policies, which never checked the rights of the authors:"))?;
+        out.line(format!("{number} than the admission policies, which did not check its author's permissions:"))?;
         for Unchecked { kind, namespace, name } in seen.unchecked.iter().take(UNCHECKED) {
             out.line(format!("  {}/{name} in {namespace}", kind.to_lowercase()))?;
         }
         if seen.unchecked.len() > UNCHECKED {
             out.line("  ... (-o json lists them all)")?;
         }
-        out.line("  To have one checked: delete it and let its author create it again")?;
+        out.line(
+            "  To have one checked, have its author change its spec, such as suspend, and back; it stays in this list.",
+        )?;
+        out.line("  Delete what you do not trust. That also deletes its children, copies and undelivered messages.")?;
     }
     Ok(())
 }

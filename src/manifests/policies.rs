@@ -428,18 +428,15 @@ const PODS: &[(&str, &str)] = &[
 
 /// The Pod that a write asks for, if it is another one than before: metadata and status of what is there may change, and a
 /// Deployment may be scaled.
-fn pod_variables() -> [Variable; 4] {
-    let pod = |object: &str| {
-        format!("request.resource.resource == 'pods' ? dyn({object}).spec : dyn({object}).spec.template.spec")
-    };
+fn pod_variables() -> [Variable; 3] {
     [
-        variable("pod", &pod("object")),
-        variable("podBefore", &pod("oldObject")),
+        variable("pod", "request.resource.resource == 'pods' ? dyn(object).spec : dyn(object).spec.template.spec"),
         variable("containers", "variables.pod.containers + variables.pod.?initContainers.orValue([])"),
         variable(
             "runs",
             "request.operation != 'DELETE' && request.resource.resource in ['pods', 'deployments'] \
-             && (request.operation == 'CREATE' || variables.pod != variables.podBefore)",
+             && (request.operation == 'CREATE' || (request.resource.resource == 'pods' \
+             ? dyn(object).spec != dyn(oldObject).spec : dyn(object).spec.template != dyn(oldObject).spec.template))",
         ),
     ]
 }

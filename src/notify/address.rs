@@ -159,13 +159,16 @@ impl Resolve for Checked {
         let rules = Arc::clone(&self.rules);
         // The lookup starts here because only this task has the request's origin.
         let origin = Origin::current();
+        let names = self.names.clone();
         let found = self.names.resolve(name.as_str());
         Box::pin(async move {
             let found = found.await;
             let public = |addresses: &[SocketAddr]| addresses.iter().all(|address| !is_private(address.ip()));
             // A lookup that failed tells nothing of an address.
-            origin.set_public(found.as_ref().map_or(true, |addresses| public(addresses)));
+            origin.set_public(true);
             let addresses = found?;
+            origin.set_public(public(&addresses));
+            names.set_public(name.as_str(), public(&addresses));
             let mut refused = None;
             let mut allowed = Vec::with_capacity(addresses.len());
             for &address in &*addresses {
@@ -383,7 +386,7 @@ mod tests {
         assert!(!origin.is_public(), "before the lookup nothing is known");
         let found = origin.run(async { checked.resolve("receiver.test".parse().unwrap()).await }).await;
         assert!(found.is_ok());
-        assert_eq!(origin.is_public(), public);
+        assert_eq!((origin.is_public(), checked.names.is_public("receiver.test")), (public, public));
     }
 
     proptest! {

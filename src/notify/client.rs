@@ -172,7 +172,11 @@ impl Sender {
         };
         let held = || self.check_held();
         let origin = Origin::new(content.namespace());
-        origin.set_public(self.proxy.is_none() && literal(&hook.url).is_some_and(|address| !is_private(address)));
+        let public = match literal(&hook.url) {
+            Some(address) => !is_private(address),
+            None => hook.url.host_str().is_some_and(|name| self.names.is_public(name)),
+        };
+        origin.set_public(self.proxy.is_none() && public);
         let call = webhook::Call {
             client,
             timeout: hook.timeout.unwrap_or(self.attempt_timeout),

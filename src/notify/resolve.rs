@@ -36,6 +36,8 @@ const REPEATS: usize = 1;
 const KEPT: Duration = Duration::from_secs(5);
 /// Concurrent lookups per namespace.
 const PER_NAMESPACE: usize = 2;
+/// Maximum number of names of which it is remembered whether they are public.
+const VERDICTS: usize = 4096;
 /// Maximum number of addresses kept per name.
 const ADDRESSES: usize = 32;
 
@@ -157,6 +159,8 @@ struct State {
     known: HashMap<String, (Instant, Arc<[SocketAddr]>)>,
     running: HashMap<String, Shared<BoxFuture<'static, Found>>>,
     namespaces: HashMap<Arc<str>, Weak<Semaphore>>,
+    /// Whether the last lookup of a name had public addresses only; at most [`VERDICTS`].
+    public: HashMap<String, bool>,
 }
 
 tokio::task_local! {
@@ -219,6 +223,21 @@ impl Names {
             };
             found.map_err(|words| io::Error::other(&*words))
         }
+    }
+
+    /// Records whether `name` has public addresses only.
+    pub fn set_public(&self, name: &str, public: bool) {
+        let known = &mut self.state().public;
+        if known.len() >= VERDICTS {
+            known.clear();
+        }
+        known.insert(name.to_owned(), public);
+    }
+
+    /// Returns whether `name` had public addresses only when it was last looked up: a request over an open connection looks
+    /// up nothing.
+    pub fn is_public(&self, name: &str) -> bool {
+        self.state().public.get(name).copied().unwrap_or_default()
     }
 
     /// Forgets the addresses of `name` after none of them could be reached.

@@ -40,6 +40,8 @@ struct Inner {
     suspected: Notify,
     /// An outage is confirmed and has not ended.
     out: AtomicBool,
+    /// The last request that had something to store was answered with a 5xx.
+    last_write_failed: AtomicBool,
     /// Number of reconciles whose writes failed since the last successful write.
     failed_writes: AtomicU32,
     /// The apiserver answers reads and stores no write.
@@ -51,9 +53,13 @@ struct Inner {
 }
 
 impl Availability {
-    /// Records how a request ended: with the status `code`, or without an answer, and with which `Retry-After`.
-    pub(super) fn answered(&self, is_write: bool, code: Option<u16>, retry_after: Option<Duration>) {
-        if is_write && code.is_some_and(|code| code < 300) {
+    /// Records how a request ended: with the status `code`, or without an answer, and with which `Retry-After`. `stores`:
+    /// its success proves that the apiserver stores objects.
+    pub(super) fn answered(&self, stores: bool, code: Option<u16>, retry_after: Option<Duration>) {
+        if stores && let Some(code) = code {
+            self.0.last_write_failed.store(code >= 500, Ordering::Release);
+        }
+        if stores && code.is_some_and(|code| code < 300) {
             self.0.failed_writes.store(0, Ordering::Release);
             if self.0.stores_nothing.swap(false, Ordering::AcqRel) {
                 info!("apiserver stores writes again; will retry failed reconciles");
@@ -69,8 +75,12 @@ impl Availability {
         }
     }
 
-    /// Records that a reconcile failed because the apiserver could not store a write.
-    pub fn write_failed(&self) {
+    /// Records that a reconcile failed with a 5xx that is no webhook's. A read may have got it: unless a write got one as
+    /// well, it says nothing about writes.
+    pub fn reconcile_failed(&self) {
+        if !self.0.last_write_failed.load(Ordering::Acquire) {
+            return;
+        }
         let count = |failed: u32| Some(failed.saturating_add(1));
         // The closure never returns `None`.
         let _ = self.0.failed_writes.fetch_update(Ordering::AcqRel, Ordering::Acquire, count);
@@ -155,4 +165,26 @@ async fn answers(client: &Client) -> bool {
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_reconciles_count_only_while_writes_fail() {
+        let availability = Availability::default();
+        let failed = || availability.0.failed_writes.load(Ordering::Acquire);
+        availability.answered(false, Some(503), None);
+        availability.reconcile_failed();
+        assert_eq!(failed(), 0, "a read failed");
+        availability.answered(true, Some(500), None);
+        availability.reconcile_failed();
+        availability.reconcile_failed();
+        availability.answered(false, Some(200), None);
+        assert_eq!(failed(), 2);
+        availability.answered(true, Some(201), None);
+        availability.reconcile_failed();
+        assert_eq!(failed(), 0);
+    }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use http::header::{RETRY_AFTER, USER_AGENT};
-use http::{HeaderMap, HeaderValue, Method, Request, Response};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
 use tokio::time::{Instant, timeout};
@@ -163,6 +163,15 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(availability::pause(headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?))
 }
 
+/// Returns whether the success of a request proves that the apiserver stores objects. A dry run and a review store nothing,
+/// Events may lie in an etcd of their own, and an etcd that is out of space still deletes.
+fn stores(method: &Method, uri: &Uri) -> bool {
+    let is_reviewed = uri.path().starts_with("/apis/authorization.k8s.io/");
+    let is_event = uri.path().split('/').any(|segment| segment == "events");
+    let is_dry_run = uri.query().is_some_and(|query| query.contains("dryRun="));
+    matches!(*method, Method::POST | Method::PUT | Method::PATCH) && !(is_reviewed || is_event || is_dry_run)
+}
+
 /// What each request passes: the fence, the count, the timeout.
 #[derive(Clone)]
 struct Gate {
@@ -205,6 +214,7 @@ where
         let path = request.uri().path().to_owned();
         let gate = self.gate.clone();
         let writes = !matches!(method, Method::GET | Method::HEAD);
+        let stores = stores(&method, request.uri());
         let fence = gate.fence.clone().filter(|_| writes);
         if fence.as_ref().is_some_and(|fence| !fence.held()) {
             return Box::pin(async { Err(Refused::NotLeading.into()) });
@@ -229,7 +239,7 @@ where
             let held_back = fence.as_ref().is_some_and(|fence| !fence.held());
             if let Some(availability) = gate.availability.as_ref().filter(|_| code.is_some() || !held_back) {
                 availability.answered(
-                    writes,
+                    stores,
                     code,
                     result.as_ref().ok().and_then(|response| retry_after(response.headers())),
                 );
@@ -260,6 +270,18 @@ mod tests {
     use super::*;
 
     const OBJECT: &str = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"x"}}"#;
+
+    #[rstest]
+    #[case::create("POST", "/apis/apps/v1/namespaces/a/deployments", true)]
+    #[case::apply("PATCH", "/api/v1/namespaces/a/services/b?fieldManager=c&force=true", true)]
+    #[case::read("GET", "/api/v1/namespaces/a/services/b", false)]
+    #[case::delete("DELETE", "/api/v1/namespaces/a/services/b", false)]
+    #[case::event("POST", "/apis/events.k8s.io/v1/namespaces/a/events", false)]
+    #[case::dry_run("PATCH", "/api/v1/namespaces/a/services/b?dryRun=All&force=true", false)]
+    #[case::review("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", false)]
+    fn success_proves_that_objects_are_stored(#[case] method: &str, #[case] uri: &str, #[case] proves: bool) {
+        assert_eq!(stores(&method.parse().unwrap(), &uri.parse().unwrap()), proves);
+    }
 
     fn gate(fence: &Fence, metrics: &Metrics) -> Gate {
         Gate {

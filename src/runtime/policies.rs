@@ -10,7 +10,7 @@ use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, Val
 use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde_json::Value;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::metrics::Metrics;
 use crate::manifests::policies::{self, Shipped};
@@ -39,7 +39,8 @@ pub fn judge(
         return PolicyState::NotInForce(format!("ValidatingAdmissionPolicy {name} not found"));
     };
     let Some(binding) = binding else {
-        return PolicyState::NotInForce(format!("no ValidatingAdmissionPolicyBinding binds {name}"));
+        let binding = policies::binding_name(name);
+        return PolicyState::NotInForce(format!("ValidatingAdmissionPolicyBinding {binding} not found"));
     };
     if !is_as_shipped(shipped.policy.spec.as_ref(), policy.spec.as_ref()) {
         return PolicyState::NotInForce(format!("ValidatingAdmissionPolicy {name} differs from this version's"));
@@ -67,18 +68,17 @@ fn is_as_shipped<T: Serialize>(shipped: Option<&T>, found: Option<&T>) -> bool {
     without_defaults(shipped) == without_defaults(found)
 }
 
-/// What a spec says beside the apiserver's defaults.
 fn without_defaults(spec: impl Serialize) -> Value {
     let mut value = serde_json::to_value(spec).unwrap_or_default();
-    strip(&mut value);
+    drop_defaults(&mut value);
     value
 }
 
-fn strip(value: &mut Value) {
+fn drop_defaults(value: &mut Value) {
     match value {
-        Value::Array(items) => items.iter_mut().for_each(strip),
+        Value::Array(items) => items.iter_mut().for_each(drop_defaults),
         Value::Object(fields) => {
-            fields.values_mut().for_each(strip);
+            fields.values_mut().for_each(drop_defaults);
             fields.retain(|name, value| match value {
                 Value::Null => false,
                 Value::Object(fields) => !fields.is_empty(),
@@ -95,7 +95,7 @@ fn strip(value: &mut Value) {
 pub struct Check {
     /// Client for the reads.
     pub client: Client,
-    /// What the policies' names begin with.
+    /// Prefix of the policies' names.
     pub prefix: String,
     /// The operator's namespace.
     pub operator_namespace: String,
@@ -150,9 +150,9 @@ fn log(name: &str, state: &PolicyState) {
         PolicyState::InForce(_) => info!(policy = name, "admission policy is in force"),
         PolicyState::NotInForce(problem) => warn!(
             policy = name,
-            problem, "admission policy is not in force; resources are served without a check of their authors' rights"
+            problem, "admission policy is not in force; the permissions of authors may go unchecked"
         ),
-        PolicyState::Unknown(error) => debug!(policy = name, error, "admission policy cannot be read; will retry"),
+        PolicyState::Unknown(error) => warn!(policy = name, error, "admission policy cannot be read; will retry"),
     }
 }
 

@@ -113,9 +113,8 @@ fn refusal<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Statu
     None
 }
 
-/// Returns whether an answer shows that the apiserver could store nothing, rather than that an admission or conversion
-/// webhook failed.
-fn is_unstored(status: &Status) -> bool {
+/// Returns whether the apiserver failed, rather than an admission or conversion webhook.
+fn is_server_error(status: &Status) -> bool {
     status.code >= 500 && !status.message.contains("webhook")
 }
 
@@ -523,8 +522,8 @@ impl<R: Reconciler> Runner<R> {
         let class = failure.class();
         let until = self.asked_to_wait(error, paused);
         let transient = class == Class::Transient || (class != Class::Conflict && self.availability.is_out());
-        if refusal(error).is_some_and(is_unstored) {
-            self.availability.write_failed();
+        if refusal(error).is_some_and(is_server_error) {
+            self.availability.reconcile_failed();
         }
         if transient || until.is_some() {
             self.transient().insert(key.clone(), until);
@@ -751,9 +750,13 @@ mod tests {
     #[case::unavailable(503, "", true)]
     #[case::a_webhook(500, "Internal error occurred: failed calling webhook \"a.b.c\"", false)]
     #[case::refused(422, "", false)]
-    fn failure_of_the_store_is_told_from_a_webhook_s(#[case] code: u16, #[case] message: &str, #[case] unstored: bool) {
+    fn failure_of_the_apiserver_is_told_from_a_webhook_s(
+        #[case] code: u16,
+        #[case] message: &str,
+        #[case] failed: bool,
+    ) {
         let status = json!({ "status": "Failure", "message": message, "reason": "", "code": code });
-        assert_eq!(is_unstored(&serde_json::from_value(status).unwrap()), unstored);
+        assert_eq!(is_server_error(&serde_json::from_value(status).unwrap()), failed);
     }
 
     #[tokio::test(start_paused = true)]

@@ -249,7 +249,10 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     let receiver = Receiver::start().unwrap();
     receiver.always(Reply::status(StatusCode::NOT_FOUND).body("internal words"));
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // Bound and not listening: it refuses connections, and nobody else gets its port.
+    let bound = tokio::net::TcpSocket::new_v4().unwrap();
+    bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let closed = bound.local_addr().unwrap();
     let (port, other) = (receiver.port(), silent.local_addr().unwrap().port());
     let settings = Settings::default()
         .flag("--webhook-quote-private=false")

@@ -74,10 +74,10 @@ impl<C: Cloud> MyIngresses<C> {
         }
         let route = match route {
             Ok(route) => route,
-            // What still leads to the Service stays as it is: it may be right again in a moment.
+            // Targets that still lead to the Service stay: it may be right again in a moment.
             Err(problem) => {
                 let look = pass.look(port, problem.reason(), format!("port {port}: {problem}"));
-                let empty = problem.has_no_node_port() && self.release(pass, scene, port, service).await?;
+                let empty = self.release(pass, scene, port, service).await?;
                 return Ok(if empty { Look { healthy: 0, total: 0, ..look } } else { look });
             }
         };

@@ -51,14 +51,6 @@ impl Problem {
             Self::NodesUnknown(_) => NODES_UNKNOWN,
         }
     }
-
-    /// Returns whether the Service, as just read, has no node port for the listener.
-    pub fn has_no_node_port(&self) -> bool {
-        match self {
-            Self::ServiceNotFound(_) | Self::ServicePortNotFound(..) | Self::NoNodePort(_) => true,
-            Self::NoNodes | Self::NodesUnknown(_) => false,
-        }
-    }
 }
 
 /// Where a listener is to lead: each node's instance, at the Service's port there.

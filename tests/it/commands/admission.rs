@@ -66,7 +66,7 @@ async fn a_policy_that_is_missing_or_changed_is_reported_with_the_objects_that_a
     let report = status(&run).await;
     assert!(states(&report).contains(&("configmapsync-policy", "NotInForce")), "{report}");
     let table = run.ends(0, &["status", "-A"]).await;
-    assert!(table.contains(&format!("no ValidatingAdmissionPolicyBinding binds {POLICY}")), "{table}");
+    assert!(table.contains(&format!("ValidatingAdmissionPolicyBinding {BINDING} not found")), "{table}");
 
     // Times of creation have whole seconds.
     let created = sync.metadata.creation_timestamp.unwrap().0;

@@ -74,6 +74,20 @@ async fn targets_are_removed_when_the_service_has_released_their_node_port() {
     assert!(words.contains("type: NodePort"), "{words}");
     site.arrives(80, &[]).await;
     site.tells(&[(80, 0, 0, "NoNodePort")]).await;
+
+    // Also while no node can take traffic.
+    let outside = json!({ "spec": { "type": "NodePort", "ports": [{ "port": 80, "nodePort": 30_082 }] } });
+    site.bed.patch::<Service>("shop", outside).await;
+    site.arrives(80, &at(30_082)).await;
+    site.ready("web").await;
+    for node in ["i-1", "i-2"] {
+        site.exclude(node, true).await;
+    }
+    site.says("web", "NoNodes").await;
+    site.arrives(80, &at(30_082)).await;
+    let moved = json!({ "spec": { "ports": [{ "port": 80, "nodePort": 30_083 }] } });
+    site.bed.patch::<Service>("shop", moved).await;
+    site.arrives(80, &[]).await;
 }
 
 #[tokio::test]

@@ -86,9 +86,22 @@ async fn credentials_of_the_node_are_never_asked_for_through_the_proxy() {
         settings(&proxy, "").env("AWS_CONFIG_FILE", "/dev/null").env("AWS_SHARED_CREDENTIALS_FILE", "/dev/null");
     let _operator = Operator::start(&bed, settings).await;
     bed.create::<MyIngress>("lb", serde_json::json!({ "spec": { "subnets": SUBNETS } })).await;
-    bed.until("lb", "told that AWS cannot be asked", |ingress: &MyIngress| {
-        ingress.status.as_ref().is_some_and(|status| status.conditions.iter().any(|it| it.status == "False"))
-    })
-    .await;
+    let says = |ingress: &MyIngress| super::says(ingress).0 == "CredentialsMissing";
+    bed.until("lb", "told that there are no credentials", says).await;
     assert!(proxy.lines().iter().all(|line| !line.contains("169.254.")), "{:?}", proxy.lines());
+}
+
+#[tokio::test]
+async fn a_proxy_that_aws_cannot_be_called_through_is_reported_and_not_passed_by() {
+    let bed = Bed::shared("aws-socks").await;
+    let (proxy, direct) = (Recorder::start(), Recorder::start());
+    let settings = settings(&proxy, "").env("HTTPS_PROXY", "socks5://user:password@127.0.0.1:1080");
+    let endpoint = format!("https://127.0.0.1:{}", direct.port);
+    let operator = Operator::start(&bed, with_keys(settings, &endpoint)).await;
+    bed.create::<MyIngress>("lb", serde_json::json!({ "spec": { "subnets": SUBNETS } })).await;
+    let says = |ingress: &MyIngress| super::says(ingress).0 == "ProxyInvalid";
+    let ingress = bed.until("lb", "told that the proxy is none", says).await;
+    assert!(super::says(&ingress).1.contains("http://proxy.example:3128"), "{:?}", super::says(&ingress));
+    assert!(!operator.logs().contains("password"));
+    assert_eq!(direct.lines(), Vec::<String>::new());
 }

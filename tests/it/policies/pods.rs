@@ -79,7 +79,7 @@ fn harmless() -> Value {
 }
 
 #[tokio::test]
-async fn stolen_token_runs_no_pod_that_reaches_the_node() {
+async fn stolen_token_runs_no_pod_with_host_namespaces_paths_or_ports() {
     let bed = Bed::own_with(testbed::Options::apiserver_only(), "policy-node").await;
     for account in ["default", "builder"] {
         bed.kubectl(&["create", "serviceaccount", account]).await;

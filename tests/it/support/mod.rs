@@ -68,9 +68,41 @@ pub async fn install(plane: &ControlPlane) {
         plane.run_kubectl(&established, "").await.unwrap();
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind.resource());
         until("our kinds are served", SOON, async || Ok(Some(api.list(&ListParams::default()).await?))).await.unwrap();
+        let (version, plural) = (kind.resource().api_version, kind.resource().plural);
+        until(format!("discovery has {plural}"), SOON, async || {
+            let served = client.list_api_group_resources(&version).await?;
+            Ok(served.resources.iter().any(|it| it.name == plural).then_some(()))
+        })
+        .await
+        .unwrap();
     }
     apply("local").await;
+    policies_are_in_force(plane).await;
     fill_tracker_role(plane, &[]).await;
+}
+
+/// Waits until the apiserver has loaded the policies that were created before: it loads them in their order, and so refuses
+/// by one more only after it has loaded ours.
+async fn policies_are_in_force(plane: &ControlPlane) {
+    const PROBE: &str = "loaded.test";
+    let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"], "resourceNames": [PROBE] });
+    let api = "admissionregistration.k8s.io/v1";
+    let objects = json!({ "apiVersion": "v1", "kind": "List", "items": [
+        { "apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": { "name": PROBE },
+          "spec": { "matchConstraints": { "resourceRules": [rule] }, "validations": [{ "expression": "false" }] } },
+        { "apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding", "metadata": { "name": PROBE },
+          "spec": { "policyName": PROBE, "validationActions": ["Deny"] } },
+    ] });
+    plane.run_kubectl(&["apply", "-f", "-"], &objects.to_string()).await.unwrap();
+    until("the policies are in force", SOON, async || {
+        let create = ["create", "configmap", PROBE, "-n", "default", "--dry-run=server"];
+        let refused = plane.run_kubectl(&create, "").await.err();
+        Ok(refused.filter(|error| format!("{error:#}").contains("ValidatingAdmissionPolicy")))
+    })
+    .await
+    .unwrap();
+    let kinds = "validatingadmissionpolicybinding,validatingadmissionpolicy";
+    plane.run_kubectl(&["delete", kinds, PROBE], "").await.unwrap();
 }
 
 /// Grants what the shipped roles allow to track, and `more` (groups and plurals), as the controller-manager does where one runs.

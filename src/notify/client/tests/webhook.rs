@@ -181,16 +181,33 @@ async fn answer_through_a_proxy_is_not_quoted() {
     }
 }
 
+#[tokio::test]
+async fn request_over_an_open_connection_is_as_public_as_the_lookup_before_it() {
+    let server = raw(|mut stream| {
+        let _ = std::io::Read::read(&mut stream, &mut [0; 4096]);
+        let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+        std::mem::forget(stream);
+    });
+    let attempt_timeout = Duration::from_millis(500);
+    let sender = sender(Config { quote_private: false, lookup: resolving_to(server), attempt_timeout, ..config() });
+    let hook = hook(parts(&format!("http://receiver.test:{}/", server.port())));
+    assert_eq!(kind(&sender.send(&hook, TEST, false).await), "Sent");
+    // No address of this machine is public.
+    sender.names.set_public("receiver.test", true);
+    let message = sender.send(&hook, TEST, false).await.unwrap_err().to_string();
+    assert!(message.contains("0.5 s") || message.contains("500ms"), "{message}");
+}
+
 /// A closed port, a server that says nothing, one that hangs up and one that speaks no HTTP are one message.
 #[tokio::test]
 async fn private_address_without_an_answer_reads_the_same_whatever_the_cause() {
     let silent = raw(std::mem::forget);
     let hangs_up = raw(drop);
     let other = raw(|mut stream| drop(stream.write_all(b"SSH-2.0-OpenSSH_9.9\r\n")));
-    let closed = {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap()
-    };
+    // Bound and not listening: it refuses connections, and nobody else gets its port.
+    let bound = tokio::net::TcpSocket::new_v4().unwrap();
+    bound.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let closed = bound.local_addr().unwrap();
     let mut hidden = std::collections::BTreeSet::new();
     let mut shown = std::collections::BTreeSet::new();
     for address in [silent, hangs_up, other, closed] {
