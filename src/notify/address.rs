@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-use super::resolve::{Names, Origin};
+use super::resolve::{Names, RequestContext};
 
 /// An address that is refused, and by which rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -157,17 +157,17 @@ pub struct Checked {
 impl Resolve for Checked {
     fn resolve(&self, name: Name) -> Resolving {
         let rules = Arc::clone(&self.rules);
-        // The lookup starts here because only this task has the request's origin.
-        let origin = Origin::current();
+        // The lookup starts here because only this task has the request's context.
+        let context = RequestContext::current();
         let names = self.names.clone();
         let found = self.names.resolve(name.as_str());
         Box::pin(async move {
             let found = found.await;
             let public = |addresses: &[SocketAddr]| addresses.iter().all(|address| !is_private(address.ip()));
             // A lookup that failed tells nothing of an address.
-            origin.set_public(true);
+            context.set_public(true);
             let addresses = found?;
-            origin.set_public(public(&addresses));
+            context.set_public(public(&addresses));
             names.set_public(name.as_str(), public(&addresses));
             let mut refused = None;
             let mut allowed = Vec::with_capacity(addresses.len());
@@ -382,11 +382,11 @@ mod tests {
             Box::pin(async move { Ok(addresses) })
         });
         let checked = Checked { rules: Arc::new(Rules::default()), names: Names::new(lookup) };
-        let origin = Origin::new("team");
-        assert!(!origin.is_public(), "before the lookup nothing is known");
-        let found = origin.run(async { checked.resolve("receiver.test".parse().unwrap()).await }).await;
+        let context = RequestContext::new("team");
+        assert!(!context.is_public(), "before the lookup nothing is known");
+        let found = context.run(async { checked.resolve("receiver.test".parse().unwrap()).await }).await;
         assert!(found.is_ok());
-        assert_eq!((origin.is_public(), checked.names.is_public("receiver.test")), (public, public));
+        assert_eq!((context.is_public(), checked.names.is_public("receiver.test")), (public, public));
     }
 
     proptest! {

@@ -11,7 +11,7 @@ use secrecy::{ExposeSecret, SecretString};
 use super::address::{Checked, Rules, is_private, literal};
 use super::message::{self, Limit};
 use super::pace::{Limits, Pace};
-use super::resolve::{Dns, Lookup, Names, Origin};
+use super::resolve::{Dns, Lookup, Names, RequestContext};
 use super::telegram::{self, Chat};
 use super::webhook::event::Event;
 use super::webhook::{self, Hook, Quote, Tls};
@@ -171,19 +171,19 @@ impl Sender {
             None => once(&self.webhook, || self.webhook_client().build()).map_err(failed)?,
         };
         let held = || self.check_held();
-        let origin = Origin::new(content.namespace());
+        let context = RequestContext::new(content.namespace());
         let public = match literal(&hook.url) {
             Some(address) => !is_private(address),
             None => hook.url.host_str().is_some_and(|name| self.names.is_public(name)),
         };
-        origin.set_public(self.proxy.is_none() && public);
+        context.set_public(self.proxy.is_none() && public);
         let call = webhook::Call {
             client,
             timeout: hook.timeout.unwrap_or(self.attempt_timeout),
             retry_after_cap: self.retry_after_cap,
             held: &held,
             names: &self.names,
-            origin: &origin,
+            context: &context,
             quote: match (self.quote_private, &self.proxy) {
                 (true, _) => Quote::Every,
                 (false, None) => Quote::Public,
@@ -191,7 +191,7 @@ impl Sender {
                 (false, Some(_)) => Quote::None,
             },
         };
-        origin.run(call.send(hook, event)).await.map_err(failed)
+        context.run(call.send(hook, event)).await.map_err(failed)
     }
 
     fn check_held(&self) -> Result<(), Failure> {

@@ -164,32 +164,32 @@ struct State {
 }
 
 tokio::task_local! {
-    /// Origin of the request that runs in this task.
-    static ORIGIN: Origin;
+    /// Context of the request that runs in this task.
+    static CONTEXT: RequestContext;
 }
 
-/// Contact point's side of a request. HTTP clients are shared and look names up only when they connect, which they do in
-/// the task of the request. Clones share what is learnt of the endpoint.
+/// Context of one request: the namespace of its contact point, and what is known of the receiver's addresses. HTTP clients
+/// are shared and look names up only when they connect, in the task of the request. Clones share the context.
 #[derive(Clone, Default)]
-pub struct Origin {
+pub struct RequestContext {
     namespace: Arc<str>,
     public: Arc<AtomicBool>,
 }
 
-impl Origin {
-    /// Creates the origin of one request of a contact point in `namespace`.
+impl RequestContext {
+    /// Creates the context of one request of a contact point in `namespace`.
     pub fn new(namespace: &str) -> Self {
         Self { namespace: namespace.into(), public: Arc::default() }
     }
 
-    /// Returns the origin of the request that runs in this task.
+    /// Returns the context of the request that runs in this task.
     pub fn current() -> Self {
-        ORIGIN.try_with(Self::clone).unwrap_or_default()
+        CONTEXT.try_with(Self::clone).unwrap_or_default()
     }
 
-    /// Runs `request` with this origin.
+    /// Runs `request` with this context.
     pub async fn run<F: Future>(&self, request: F) -> F::Output {
-        ORIGIN.scope(self.clone(), request).await
+        CONTEXT.scope(self.clone(), request).await
     }
 
     /// Records whether the request reaches public addresses only.
@@ -211,7 +211,7 @@ impl Names {
 
     /// Returns the addresses of `name`, looked up on behalf of the task's namespace.
     pub fn resolve(&self, name: &str) -> impl Future<Output = io::Result<Arc<[SocketAddr]>>> + Send + use<> {
-        let namespace = Origin::current().namespace;
+        let namespace = RequestContext::current().namespace;
         let (names, name) = (self.clone(), name.to_owned());
         async move {
             let known = names.state().known_or_running(&name);

@@ -47,7 +47,7 @@ impl Drop for Ends {
 }
 
 async fn resolve(names: &Names, namespace: &str, name: &str) -> io::Result<Arc<[SocketAddr]>> {
-    Origin::new(namespace).run(async { names.resolve(name).await }).await
+    RequestContext::new(namespace).run(async { names.resolve(name).await }).await
 }
 
 const HANGS: Duration = Duration::from_hours(1);

@@ -13,7 +13,7 @@ use secrecy::{ExposeSecret, SecretString};
 use super::address::is_private;
 use super::answer::{self, Secrets};
 use super::message::template::Body;
-use super::resolve::{Names, Origin};
+use super::resolve::{Names, RequestContext};
 use super::{Failure, Refusal, Sent};
 use crate::api::contact_point::is_reserved;
 
@@ -198,7 +198,7 @@ pub(super) struct Call<'a> {
     pub(super) retry_after_cap: Duration,
     pub(super) held: &'a (dyn Fn() -> Result<(), Failure> + Sync),
     pub(super) names: &'a Names,
-    pub(super) origin: &'a Origin,
+    pub(super) context: &'a RequestContext,
     pub(super) quote: Quote,
 }
 
@@ -235,7 +235,7 @@ impl Call<'_> {
 
     /// Returns `failure` with the cause only if the address may be quoted.
     fn without_answer(&self, failure: Failure) -> Failure {
-        let quotable = self.quote.allows(self.origin.is_public());
+        let quotable = self.quote.allows(self.context.is_public());
         match failure {
             Failure::Retry { message, after } if !quotable => {
                 tracing::debug!(error = message, "request to a private address failed; will retry");
