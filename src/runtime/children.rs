@@ -25,7 +25,7 @@ use tokio::sync::SetOnce;
 use self::pacer::{Basis, Pacer};
 pub use self::trouble::Trouble;
 pub use self::whole::Child;
-use super::drift::{Advice, Correction, Drift, Taken};
+use super::drift::{Advice, Correction, Drift, TakenFields};
 use super::events::Events;
 use super::fields::{self, Projection};
 use super::managed_fields;
@@ -435,7 +435,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         before: Option<(Projection, Vec<ManagedFieldsEntry>)>,
         after: &Projection,
     ) {
-        let Taken { fields: taken, mut managers } = self.drift.reported(key);
+        let TakenFields { fields: taken, mut managers } = self.drift.take_taken(key);
         let mut changed = Vec::new();
         if let Some((observed, managed)) = before {
             changed = observed.differences(after);

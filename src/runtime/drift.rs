@@ -37,12 +37,12 @@ pub struct Drift {
     backoff: Policy,
     episodes: Mutex<HashMap<Key, Episode>>,
     /// Fields that were taken from other managers and not reported yet: the apply that removes them may fail.
-    taken: Mutex<HashMap<Key, Taken>>,
+    taken: Mutex<HashMap<Key, TakenFields>>,
 }
 
 /// Fields taken from other managers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct TakenFields {
     /// The taken fields.
     pub fields: BTreeSet<Path>,
     /// Managers that owned these fields.
@@ -99,12 +99,12 @@ impl Drift {
         self.episodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn taken(&self) -> MutexGuard<'_, HashMap<Key, Taken>> {
+    fn taken(&self) -> MutexGuard<'_, HashMap<Key, TakenFields>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records fields that were taken from other managers, until [`Drift::reported`].
-    pub fn took(&self, child: &Key, taken: Taken) {
+    /// Records fields that were taken from other managers, until [`Drift::take_taken`].
+    pub fn took(&self, child: &Key, taken: TakenFields) {
         let mut all = self.taken();
         let all = all.entry(child.clone()).or_default();
         all.fields.extend(taken.fields);
@@ -117,7 +117,7 @@ impl Drift {
     }
 
     /// Returns the recorded fields, and forgets them.
-    pub fn reported(&self, child: &Key) -> Taken {
+    pub fn take_taken(&self, child: &Key) -> TakenFields {
         self.taken().remove(child).unwrap_or_default()
     }
 

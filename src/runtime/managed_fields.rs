@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, Time};
 use serde_json::{Map, Value};
 
-use super::drift::Taken;
+use super::drift::TakenFields;
 use super::fields::{self as values, Path, content};
 
 const APPLY: &str = "Apply";
@@ -114,7 +114,7 @@ pub struct Transfer {
     /// The `managedFields` afterwards.
     pub entries: Vec<ManagedFieldsEntry>,
     /// The transferred fields.
-    pub taken: Taken,
+    pub taken: TakenFields,
 }
 
 /// Transfers these fields to `manager`, which applied the object, from all other managers, so that its next apply
@@ -146,7 +146,7 @@ pub fn taken(managed: &[ManagedFieldsEntry], manager: &str, paths: &BTreeSet<Pat
     }
     // An empty set would be a claim on all.
     entries.retain(|entry| fields(entry).as_object().is_none_or(|fields| !fields.is_empty()));
-    let taken = Taken { fields: fields_taken, managers };
+    let taken = TakenFields { fields: fields_taken, managers };
     (!taken.fields.is_empty()).then_some(Transfer { entries, taken })
 }
 

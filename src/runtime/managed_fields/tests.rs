@@ -154,7 +154,7 @@ fn fields_are_taken_from_every_manager_and_nothing_else() {
         status,
     ];
     assert_eq!(taken.entries, after);
-    let expected = Taken { fields: paths.clone(), managers: ["flux".into(), "somebody".into()].into() };
+    let expected = TakenFields { fields: paths.clone(), managers: ["flux".into(), "somebody".into()].into() };
     assert_eq!(taken.taken, expected);
     assert_eq!(super::taken(&taken.entries, US, &paths), None, "nobody else holds it any more");
     assert_eq!(super::taken(&[entry("somebody", UPDATE, "", ports(&[8080]))], US, &paths), None, "nothing is ours");
