@@ -189,7 +189,7 @@ impl Follower {
     }
 
     /// Returns whether `object`, from a read, has the version that a metadata watch has shown, or a later one.
-    pub(super) fn awaits(&self, object: &DynamicObject) -> bool {
+    pub(super) fn is_satisfied_by(&self, object: &DynamicObject) -> bool {
         self.outdated_by.is_some_and(|shown| version(object).unwrap_or_default() >= shown)
     }
 
@@ -264,7 +264,7 @@ impl Follower {
                 _ => return self.doubt(now, asked.outranks),
             }
         }
-        if found.as_ref().is_none_or(|(object, _)| self.awaits(object)) {
+        if found.as_ref().is_none_or(|(object, _)| self.is_satisfied_by(object)) {
             self.outdated_by = None;
         }
         // The watch has shown a later version during the read: another read is needed.

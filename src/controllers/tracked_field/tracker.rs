@@ -207,7 +207,9 @@ impl Tracker {
         let Some((object, whole)) = read else { return };
         let Tracked { followers, targets, .. } = &mut *state;
         for other in targets.get(target).into_iter().flatten().filter(|other| *other != key) {
-            let Some(follower) = followers.get_mut(other).filter(|follower| follower.awaits(object)) else { continue };
+            let Some(follower) = followers.get_mut(other).filter(|follower| follower.is_satisfied_by(object)) else {
+                continue;
+            };
             let value = follower.field.extract(&whole);
             follower.read(follower.asks(), Instant::now(), Some((object, value)));
             self.wake.wake(other);
