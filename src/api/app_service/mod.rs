@@ -82,11 +82,11 @@ pub struct AppServiceSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = port::MAX_PORTS))]
     #[x_kube(
-        validation = port::NAMED,
-        validation = port::NAMES_DIFFER,
-        validation = port::PORTS_DIFFER,
-        validation = port::NODE_PORTS_DIFFER,
-        validation = port::ONE_PROTOCOL_A_NAME,
+        validation = port::named(),
+        validation = port::names_differ(),
+        validation = port::ports_differ(),
+        validation = port::node_ports_differ(),
+        validation = port::one_protocol_a_name(),
     )]
     pub ports: Vec<Port>,
     /// Type of the Service: `NodePort` unless given, `ClusterIP` or `LoadBalancer`.
@@ -190,8 +190,11 @@ fn name_of_a_service() -> Rule {
 fn cluster_ip_takes_no_node_port() -> Rule {
     rule_over(
         &["serviceType", "ports"],
-        "!has(self.serviceType) || self.serviceType != 'ClusterIP' || !has(self.ports) || size(self.ports) > 64 \
-         || self.ports.all(p, !has(p.nodePort) || p.nodePort == 0)",
+        &format!(
+            "!has(self.serviceType) || self.serviceType != 'ClusterIP' || !has(self.ports) || size(self.ports) > {most} \
+             || self.ports.all(p, !has(p.nodePort) || p.nodePort == 0)",
+            most = port::MAX_PORTS,
+        ),
         NO_NODE_PORT,
     )
 }

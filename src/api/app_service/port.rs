@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use kube::KubeSchema;
+use kube::core::Rule;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 
@@ -115,48 +116,59 @@ pub const TARGET_PORT: &str = "write targetPort as a number from 1 to 65535, or 
 /// What to write where a protocol is none.
 pub const PROTOCOL: &str = "write protocol: TCP, UDP or SCTP";
 
-/// Whether two ports speak one protocol, in CEL.
-macro_rules! same_protocol {
-    () => {
-        "(has(p.protocol) && p.protocol != '' ? p.protocol : 'TCP') == (has(q.protocol) && q.protocol != '' ? q.protocol : 'TCP')"
-    };
-}
-
 /// Most ports. The rules over all ports pass a longer list: `maxItems` refuses a new one, and an older one would exceed what a
 /// rule may cost at runtime.
 pub const MAX_PORTS: usize = 64;
 
-/// Rules over all ports, each with its message.
-pub const NAMED: (&str, &str) = (
-    "self.size() < 2 || self.size() > 64 || self.all(p, has(p.name) && p.name != '')",
-    "several ports need a name each: add name, such as name: http",
-);
-/// As above.
-pub const NAMES_DIFFER: (&str, &str) = (
-    "self.size() > 64 || self.all(p, !has(p.name) || p.name == '' || self.exists_one(q, has(q.name) && q.name == p.name))",
-    "two ports have the same name: give each one of its own",
-);
-/// As above.
-pub const PORTS_DIFFER: (&str, &str) = (
-    concat!("self.size() > 64 || self.all(p, self.exists_one(q, q.port == p.port && ", same_protocol!(), "))"),
-    "the same port stands there twice: remove one, or give it another protocol",
-);
-/// As above.
-pub const NODE_PORTS_DIFFER: (&str, &str) = (
-    concat!(
-        "self.size() > 64 || self.all(p, !has(p.nodePort) || p.nodePort == 0 || self.exists_one(q, has(q.nodePort) && q.nodePort == p.nodePort && ",
-        same_protocol!(),
-        "))"
-    ),
-    "the same nodePort stands there twice: change one, or remove it and one is chosen",
-);
-/// As above. A container's port has one protocol, and its name is given once.
-pub const ONE_PROTOCOL_A_NAME: (&str, &str) = (
-    concat!(
-        "self.size() > 64 || self.all(p, !has(p.targetPort) || !(type(p.targetPort) in [string]) || p.targetPort == '' || self.all(q, !has(q.targetPort) \
-         || !(type(q.targetPort) in [string]) || !(q.targetPort in [p.targetPort]) || ",
-        same_protocol!(),
-        "))"
-    ),
-    "a targetPort's name stands for one port of one protocol: write a name for each protocol, or the number",
-);
+/// Message of [`named`].
+pub const NAMED: &str = "several ports need a name each: add name, such as name: http";
+/// Message of [`names_differ`].
+pub const NAMES_DIFFER: &str = "two ports have the same name: give each one of its own";
+/// Message of [`ports_differ`].
+pub const PORTS_DIFFER: &str = "the same port stands there twice: remove one, or give it another protocol";
+/// Message of [`node_ports_differ`].
+pub const NODE_PORTS_DIFFER: &str = "the same nodePort stands there twice: change one, or remove it and one is chosen";
+/// Message of [`one_protocol_a_name`].
+pub const ONE_PROTOCOL_A_NAME: &str =
+    "a targetPort's name stands for one port of one protocol: write a name for each protocol, or the number";
+
+/// Whether two ports speak one protocol, in CEL.
+const SAME_PROTOCOL: &str = "(has(p.protocol) && p.protocol != '' ? p.protocol : 'TCP') == (has(q.protocol) && q.protocol != '' ? q.protocol : 'TCP')";
+
+/// Rule over all ports: with several, each has a name.
+pub fn named() -> Rule {
+    let rule = format!("self.size() < 2 || self.size() > {MAX_PORTS} || self.all(p, has(p.name) && p.name != '')");
+    Rule::new(rule).message(NAMED)
+}
+
+/// Rule over all ports: no two names are equal.
+pub fn names_differ() -> Rule {
+    let rule = format!(
+        "self.size() > {MAX_PORTS} || self.all(p, !has(p.name) || p.name == '' || self.exists_one(q, has(q.name) && q.name == p.name))"
+    );
+    Rule::new(rule).message(NAMES_DIFFER)
+}
+
+/// Rule over all ports: no two ports of one protocol are equal.
+pub fn ports_differ() -> Rule {
+    let rule =
+        format!("self.size() > {MAX_PORTS} || self.all(p, self.exists_one(q, q.port == p.port && {SAME_PROTOCOL}))");
+    Rule::new(rule).message(PORTS_DIFFER)
+}
+
+/// Rule over all ports: no two node ports of one protocol are equal.
+pub fn node_ports_differ() -> Rule {
+    let rule = format!(
+        "self.size() > {MAX_PORTS} || self.all(p, !has(p.nodePort) || p.nodePort == 0 || self.exists_one(q, has(q.nodePort) && q.nodePort == p.nodePort && {SAME_PROTOCOL}))"
+    );
+    Rule::new(rule).message(NODE_PORTS_DIFFER)
+}
+
+/// Rule over all ports: a container's port has one protocol, and its name is given once.
+pub fn one_protocol_a_name() -> Rule {
+    let rule = format!(
+        "self.size() > {MAX_PORTS} || self.all(p, !has(p.targetPort) || !(type(p.targetPort) in [string]) || p.targetPort == '' || self.all(q, !has(q.targetPort) \
+         || !(type(q.targetPort) in [string]) || !(q.targetPort in [p.targetPort]) || {SAME_PROTOCOL}))"
+    );
+    Rule::new(rule).message(ONE_PROTOCOL_A_NAME)
+}

@@ -87,26 +87,26 @@ pub fn check(app: &AppService) -> Result<App<'_>, String> {
 /// The rule over all ports that they break.
 fn check_ports(ports: &[Port]) -> Result<(), &'static str> {
     if ports.len() > 1 && ports.iter().any(|port| port.name.is_empty()) {
-        return Err(NAMED.1);
+        return Err(NAMED);
     }
     for (at, port) in ports.iter().enumerate() {
         let before = &ports[..at];
         let same_protocol = |other: &&Port| other.protocol() == port.protocol();
         if before.iter().any(|other| !port.name.is_empty() && other.name == port.name) {
-            return Err(NAMES_DIFFER.1);
+            return Err(NAMES_DIFFER);
         }
         if before.iter().filter(same_protocol).any(|other| other.port == port.port) {
-            return Err(PORTS_DIFFER.1);
+            return Err(PORTS_DIFFER);
         }
         if port.node_port().is_some()
             && before.iter().filter(same_protocol).any(|other| other.node_port() == port.node_port())
         {
-            return Err(NODE_PORTS_DIFFER.1);
+            return Err(NODE_PORTS_DIFFER);
         }
         if matches!(port.target(), Some(TargetPort::Name(_)))
             && before.iter().any(|other| other.target() == port.target() && other.protocol() != port.protocol())
         {
-            return Err(ONE_PROTOCOL_A_NAME.1);
+            return Err(ONE_PROTOCOL_A_NAME);
         }
     }
     Ok(())
