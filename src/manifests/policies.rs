@@ -394,7 +394,7 @@ fn operator() -> ValidatingAdmissionPolicySpec {
     }
 }
 
-/// What the operator may run: no more than it does for an `AppService` or a `MyApp`, so that its token is worth no more. Each
+/// Limits on what the operator may run: no more than it does for an `AppService` or a `MyApp`, so that its token is worth no more. Each
 /// with the reason. The policy sees Pods after mutation, so that what a service mesh adds must pass: an init container with
 /// capabilities, a user of its own, more volumes. Which `ServiceAccount` a Deployment names is its author's to say.
 const PODS: &[(&str, &str)] = &[

@@ -200,7 +200,7 @@ pub struct Runner<R: Reconciler> {
     work: Arc<Mutex<Work<ObjectRef<R::Object>>>>,
 }
 
-/// What kube's queue does not tell: what waits in it, and what runs.
+/// Queue state that kube does not expose.
 struct Work<O> {
     objects: HashMap<O, Item>,
     /// Since when.
@@ -210,7 +210,7 @@ struct Work<O> {
 /// An object that was reconciled, or waits to be.
 #[derive(Default)]
 struct Item {
-    /// What was last asked for of it.
+    /// Last request for the object.
     requested: Option<Requested>,
     /// When its next reconcile may begin.
     due: Option<Due>,

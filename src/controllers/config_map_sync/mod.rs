@@ -234,7 +234,7 @@ impl ConfigMapSyncs {
         let source = match source.get_opt(&plan.source.name).await {
             Ok(Some(source)) => source,
             Ok(None) => {
-                let words = if self.index.lacks_source_namespace(plan) {
+                let message = if self.index.lacks_source_namespace(plan) {
                     let Key { namespace, name, .. } = &plan.source;
                     format!(
                         "namespace {namespace} of ConfigMap {name} does not exist: correct spec.sourceNamespace, or create \
@@ -247,7 +247,7 @@ impl ConfigMapSyncs {
                 let there = ours.iter().filter(|copy| wanted.contains(copy)).cloned().collect();
                 let (cleared, _) = self.clear(owner, sync, ours, &wanted, &there).await;
                 let Done { wrote, snags, failure } = Done::of(cleared);
-                let came = Came::Blocked { reason: Reason::SourceNotFound, words };
+                let came = Came::Blocked { reason: Reason::SourceNotFound, words: message };
                 return Ok(Pass { came, wrote, asks: !snags.is_empty(), failure });
             }
             Err(kube::Error::Api(said)) if said.code == 403 => return blocked(Reason::Forbidden, said.message.clone()),

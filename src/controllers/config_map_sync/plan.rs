@@ -87,14 +87,14 @@ impl Plan {
         }
         named.extend(single.cloned());
         let outside = |namespace: &str| {
-            let words = if !scope.covers(namespace) {
+            let message = if !scope.covers(namespace) {
                 format!("this operator does not watch namespace {namespace:?} (--watch-namespace)")
             } else if only.is_some_and(|only| only != namespace) {
                 format!("namespace {namespace:?} is not the ConfigMapSync's own ({NO_CROSS_NAMESPACE_REFS})")
             } else {
                 return None;
             };
-            Some(Refused::OutOfScope(words))
+            Some(Refused::OutOfScope(message))
         };
         if let Some(refused) = outside(&spec.source_namespace) {
             return Err(refused);
@@ -144,11 +144,11 @@ impl Plan {
                     if let Some(why) = outside(&namespace) {
                         refused.insert(namespace, why);
                     } else if !protected && PROTECTED_NAMESPACES.contains(&&*namespace) {
-                        let words = format!(
+                        let message = format!(
                             "copies in {namespace} are refused, because Kubernetes itself lives there: name another \
                              namespace, or run the operator with --allow-protected-destinations"
                         );
-                        refused.insert(namespace, Refused::DestinationRefused(words));
+                        refused.insert(namespace, Refused::DestinationRefused(message));
                     } else {
                         named.insert(namespace);
                     }

@@ -124,7 +124,7 @@ pub fn pod(owner: &Owner, wanted: &Wanted<'_>) -> Pod {
     };
     let spec = PodSpec {
         containers: vec![container],
-        // It prints a text: no rights of the ServiceAccount are of use to it.
+        // The container prints a text and needs no permissions.
         automount_service_account_token: Some(false),
         security_context: wanted.restricted.then(restricted_pod),
         ..PodSpec::default()

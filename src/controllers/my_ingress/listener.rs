@@ -74,7 +74,7 @@ impl<C: Cloud> MyIngresses<C> {
         }
         let route = match route {
             Ok(route) => route,
-            // Targets that still lead to the Service stay: it may be right again in a moment.
+            // Targets that still lead to the Service stay: the Service may be valid again in a moment.
             Err(problem) => {
                 let look = pass.look(port, problem.reason(), format!("port {port}: {problem}"));
                 let empty = self.release(pass, scene, port, service).await?;

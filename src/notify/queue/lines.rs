@@ -159,7 +159,7 @@ impl Lines {
         }
     }
 
-    /// What is known of the receiver stays: the same configuration may return.
+    /// Closes the queue. Knowledge of the receiver stays, because the same configuration may return.
     pub fn close(&mut self, point: &Key) {
         self.ground(point);
         let Some(line) = self.by_point.get_mut(point) else { return };

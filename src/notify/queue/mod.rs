@@ -60,7 +60,7 @@ impl TestMessage {
     }
 }
 
-/// What a refused status write depends on, besides time: once it changes, the write is retried at once.
+/// State on which a refused status write depends: the write is retried as soon as the state changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Circumstances {
     /// Generation of the object.

@@ -1,4 +1,4 @@
-//! What waits in the controllers' queues, and what runs: asked for at each scrape.
+//! Depth and unfinished work of the controllers' queues, computed at each scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
