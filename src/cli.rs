@@ -232,7 +232,7 @@ pub struct RunArgs {
 
     /// Quote answers and connection errors of private addresses in status and Events, and of every address behind a proxy
     ///
-    /// Whoever may create a ContactPoint can then read the beginning of what servers inside the cluster answer.
+    /// Authors of ContactPoints can then read the beginning of answers from inside the cluster.
     #[arg(long, env = "QUARTERMASTER_WEBHOOK_QUOTE_PRIVATE", value_name = "BOOL", action = ArgAction::Set,
         num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true",
         value_parser = value::Boolean, help_heading = "Notifications")]

@@ -43,7 +43,7 @@ const CONCURRENCY: u16 = 16;
 /// How many objects a list holds at once. A history may be several hundred KiB long.
 const PAGE: u32 = 100;
 
-/// What Events name as their source.
+/// Source of all Events.
 const REPORTER: &str = "quartermaster";
 
 /// What the controllers are built with, and where they are handed in.

@@ -108,10 +108,10 @@ impl Grants {
         let counted = metrics.watch("clusterroles.rbac.authorization.k8s.io", Purpose::Own);
         async move {
             let api: Api<ClusterRole> = Api::all(client);
-            let mut told = std::pin::pin!(watching::watch(api, config, counted));
+            let mut updates = std::pin::pin!(watching::watch(api, config, counted));
             let mut listed = None;
-            while let Some(told) = told.next().await {
-                let rules = match told {
+            while let Some(update) = updates.next().await {
+                let rules = match update {
                     Told::Shown(Event::Init) => {
                         listed = None;
                         continue;
@@ -148,7 +148,7 @@ impl Grants {
 
 fn covers(rule: &PolicyRule, verb: &str, resource: &ResourceName) -> bool {
     let group = resource.api_version.split_once('/').map_or("", |(group, _)| group);
-    let has = |words: &[String], wanted: &str| words.iter().any(|word| word == "*" || word == wanted);
+    let has = |values: &[String], wanted: &str| values.iter().any(|value| value == "*" || value == wanted);
     has(&rule.verbs, verb)
         && has(rule.api_groups.as_deref().unwrap_or_default(), group)
         && has(rule.resources.as_deref().unwrap_or_default(), &resource.plural)
@@ -210,10 +210,10 @@ pub(super) mod tests {
         let grants = Grants::new("tracker");
         let resource = ResourceName { api_version: "apps/v1".into(), plural: "deployments".into() };
         assert_eq!(grants.of(&resource), Grant::Unknown);
-        for (rules, said) in [(Rules::NotFound, "not found"), (Rules::Unreadable("no".into()), "cannot be read")] {
+        for (rules, problem) in [(Rules::NotFound, "not found"), (Rules::Unreadable("no".into()), "cannot be read")] {
             grants.rules().replace(rules);
             let Grant::Missing(message) = grants.of(&resource) else { panic!() };
-            assert!(message.contains(said), "{message}");
+            assert!(message.contains(problem), "{message}");
         }
     }
 }
