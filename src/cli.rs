@@ -169,9 +169,9 @@ pub struct RunArgs {
     cluster_name: String,
 
     /// Prefix of the names of the admission policies that the operator checks; empty: it checks none
-    #[arg(long, env = "QUARTERMASTER_ADMISSION_POLICIES", value_name = "PREFIX", default_value = POLICY_PREFIX,
+    #[arg(long, env = "QUARTERMASTER_ADMISSION_POLICY_PREFIX", value_name = "PREFIX", default_value = POLICY_PREFIX,
         value_parser = value::policy_prefix)]
-    admission_policies: String,
+    admission_policy_prefix: String,
 
     /// Act in a resource's own namespace only: refuse targets, sources and destinations in another one and cluster-scoped
     /// targets, and share no Secrets
@@ -331,7 +331,7 @@ pub struct Config {
     /// The namespaces to act in; empty: every one.
     pub watch_namespaces: BTreeSet<String>,
     /// Prefix of the names of the admission policies; none: the operator checks none.
-    pub admission_policies: Option<String>,
+    pub policy_prefix: Option<String>,
     /// Refuse references to other namespaces.
     pub no_cross_namespace_refs: bool,
     /// The kinds to act on, as the registry names them; never empty.
@@ -420,7 +420,7 @@ impl RunArgs {
             controllers: value::controllers(&self.controllers, kinds)?,
             tracker_role: self.tracker_role,
             cluster_name: Some(self.cluster_name).filter(not_empty),
-            admission_policies: Some(self.admission_policies).filter(not_empty),
+            policy_prefix: Some(self.admission_policy_prefix).filter(not_empty),
             no_cross_namespace_refs: self.no_cross_namespace_refs,
             protected_destinations: self.allow_protected_destinations,
             notifications: Notifications {

@@ -302,7 +302,7 @@ impl Manager {
 
     /// Reports whether the admission policies are in force.
     fn check_policies(&mut self) {
-        let Some(prefix) = self.config.admission_policies.clone() else { return };
+        let Some(prefix) = self.config.policy_prefix.clone() else { return };
         let check = policies::Check {
             client: self.client.clone(),
             prefix,

@@ -22,7 +22,7 @@
 {{- end }}
 {{- $policies := ternary (include "quartermaster.fullname" .) "" .Values.admissionPolicies.enabled }}
 {{- if ne $policies "quartermaster" }}
-- --admission-policies={{ $policies }}
+- --admission-policy-prefix={{ $policies }}
 {{- end }}
 {{- if .Values.noCrossNamespaceRefs }}
 - --no-cross-namespace-refs

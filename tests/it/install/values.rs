@@ -30,7 +30,7 @@ async fn every_flag_is_reached() {
         ("controllers", "controllers={*,-myingress}", "--controllers=*,-myingress"),
         ("cluster-name", "clusterName=prod: eu", "--cluster-name=prod: eu"),
         ("allow-protected-destinations", "allowProtectedDestinations=true", "--allow-protected-destinations"),
-        ("admission-policies", "admissionPolicies.enabled=false", "--admission-policies="),
+        ("admission-policy-prefix", "admissionPolicies.enabled=false", "--admission-policy-prefix="),
         ("no-cross-namespace-refs", "noCrossNamespaceRefs=true", "--no-cross-namespace-refs"),
         ("telegram-api-url", "telegramAPIURL=https://t.example.com", "--telegram-api-url=https://t.example.com"),
         ("shared-secrets", "sharedSecrets=off", "--shared-secrets=off"),
