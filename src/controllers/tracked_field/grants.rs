@@ -59,11 +59,12 @@ impl Grants {
             None => Grant::Unknown,
             Some(Rules::Present(rules)) => self.judge(rules, resource),
             Some(Rules::NotFound) => Grant::Missing(format!(
-                "ClusterRole {:?} (--tracker-role) not found, so nothing may be tracked: install it",
+                "ClusterRole {:?} (--tracker-role) not found, so no target is tracked: create it (deploy/tracker_role.yaml) or set \
+                 --tracker-role",
                 self.role
             )),
             Some(Rules::Unreadable(message)) => Grant::Missing(format!(
-                "ClusterRole {:?} (--tracker-role) cannot be read, so nothing may be tracked: {}; grant the operator list and \
+                "ClusterRole {:?} (--tracker-role) cannot be read, so no target is tracked: {}; grant the operator list and \
                  watch on it",
                 self.role,
                 brief(message)
