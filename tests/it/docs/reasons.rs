@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quartermaster::api::contact_point::Tested;
+use quartermaster::api::standing::UNSEEN;
 use quartermaster::cloud::{action, fault};
 use quartermaster::controllers::config_map_sync;
 use quartermaster::controllers::contact_point::endpoint::Blocked;
@@ -17,9 +18,10 @@ use quartermaster::controllers::{app_service, my_app, my_ingress, pod};
 use quartermaster::notify::Refusal;
 use quartermaster::notify::queue::Standing;
 use quartermaster::runtime::children::Trouble;
+use quartermaster::runtime::conditions::READY;
 use quartermaster::runtime::watch_hub::ResourceName;
 
-use super::{page, root, row};
+use super::{in_folder, page, prose, root, row};
 
 /// One of each: a variant that is added does not compile before it is named here.
 fn blocked() -> Vec<&'static str> {
@@ -176,12 +178,47 @@ fn every_reason_of_a_my_app_has_its_row() {
     }
 }
 
+fn of_my_ingress() -> BTreeSet<&'static str> {
+    let answered = fault::CODES.iter().map(|(.., reason)| *reason);
+    my_ingress::standing::REASONS.into_iter().chain(fault::OTHER_REASONS).chain(answered).collect()
+}
+
 #[test]
 fn every_reason_of_a_my_ingress_has_its_row() {
     let page = page("my-ingress.md");
-    let answered = fault::CODES.iter().map(|(.., reason)| *reason);
-    for reason in my_ingress::standing::REASONS.into_iter().chain(fault::OTHER_REASONS).chain(answered) {
+    for reason in of_my_ingress() {
         assert!(row(&page, reason).is_some(), "{reason} has no row");
+    }
+}
+
+/// Words in backticks outside fenced blocks that are shaped like a reason.
+fn reasons_in(page: &str) -> BTreeSet<String> {
+    let prose = prose(page);
+    let quoted = prose.split('`').skip(1).step_by(2);
+    let reasons = quoted.filter(|word| word.starts_with(|c: char| c.is_ascii_uppercase()));
+    reasons.filter(|word| word.len() > 1 && word.chars().all(char::is_alphanumeric)).map(str::to_owned).collect()
+}
+
+#[test]
+fn runbook_of_load_balancers_names_every_reason_and_no_other() {
+    let named = reasons_in(&page("runbooks/QuartermasterBalancerNotReady.md"));
+    // The alert leaves these two out. An object without a status has the third.
+    let (silent, unobserved) = ([READY, my_ingress::standing::SUSPENDED], UNSEEN);
+    let mut expected: BTreeSet<_> = of_my_ingress().into_iter().filter(|reason| !silent.contains(reason)).collect();
+    expected.insert(unobserved);
+    assert_eq!(named.iter().map(String::as_str).collect::<BTreeSet<_>>(), expected);
+}
+
+#[test]
+fn every_reason_in_a_runbook_exists() {
+    // How a Pod stands, as Kubernetes says it.
+    let kubernetes = ["CrashLoopBackOff", "ErrImagePull", "ImagePullBackOff", "OOMKilled", "Pending", "Running"];
+    let list = page("reference/reasons.md");
+    for path in in_folder(&root().join("docs/runbooks")) {
+        for reason in reasons_in(&fs::read_to_string(&path).unwrap()) {
+            let known = reason == UNSEEN || kubernetes.contains(&&*reason) || row(&list, &reason).is_some();
+            assert!(known, "{}: there is no reason {reason}", path.display());
+        }
     }
 }
 
