@@ -230,6 +230,10 @@ pub struct ContactPointStatus {
     /// Number of test messages that were accepted so far: the id of the next one follows from this and from `tested`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tests_accepted: Option<i64>,
+    /// True after a stopped receiver has accepted a test message, until it accepts an entry: no test message is sent
+    /// meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tested_while_stopped: Option<bool>,
     /// True while it is suspended, or a Secret cannot be read, if it was ready before: it is ready again afterwards, without a
     /// test message, unless what it was tested with has changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

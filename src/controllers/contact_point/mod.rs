@@ -15,7 +15,7 @@ use crate::api::contact_point::{ContactPointStatus, Tested};
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::api::tracked_field::GROUP;
 use crate::notify::Transport;
-use crate::notify::queue::{Outbox, Stage, TestMessage};
+use crate::notify::queue::{AcceptedTests, Outbox, Stage, TestMessage};
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::events::Events;
 use crate::runtime::reconciler::{Class, Failure, Outcome, Reconciler};
@@ -30,7 +30,7 @@ pub const NAME: &str = "contactpoint";
 /// The kind.
 pub const KIND: Kind = Kind::of::<ContactPoint>(
     NAME,
-    &["21b0517bb938231c"],
+    &["30a9adaa409cb847"],
     Lends::Secrets,
     &[
         Right::namespaced(GROUP, &["contactpoints"], &["list", "watch"]),
@@ -140,7 +140,13 @@ impl<T: Transport> ContactPoints<T> {
 fn test_message(point: &ContactPoint, tested: &Tested) -> TestMessage {
     let Tested { spec, secrets } = tested;
     let configuration = format!("{}/{spec}/{}", point.uid().unwrap_or_default(), secrets.join(","));
-    let accepted = point.status.as_ref().and_then(|status| status.tests_accepted).unwrap_or_default();
+    let status = point.status.as_ref();
+    let accepted = AcceptedTests {
+        count: status.and_then(|status| status.tests_accepted).unwrap_or_default(),
+        // Another configuration may be tested once more.
+        while_stopped: status
+            .is_some_and(|it| it.tested.as_ref() == Some(tested) && it.tested_while_stopped == Some(true)),
+    };
     TestMessage { configuration: short_digest(configuration), accepted }
 }
 

@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::contact_point::{ContactPointSpec, ContactPointStatus, Tested};
-use crate::notify::queue::Standing;
+use crate::notify::queue::{AcceptedTests, Standing};
 use crate::runtime::conditions::{self, READY};
 use crate::runtime::{Key, short_digest};
 
@@ -53,7 +53,7 @@ pub fn status(
     before: Option<&ContactPointStatus>,
     standing: &Standing,
     tested: &Tested,
-    tests_accepted: i64,
+    tests_accepted: AcceptedTests,
     generation: i64,
     now: Time,
 ) -> Option<ContactPointStatus> {
@@ -78,7 +78,8 @@ pub fn status(
     status.observed_generation = Some(generation);
     if well || !matches!(standing, Standing::Retrying(_)) {
         status.tested = Some(tested.clone());
-        status.tests_accepted = (tests_accepted > 0).then_some(tests_accepted);
+        status.tests_accepted = (tests_accepted.count > 0).then_some(tests_accepted.count);
+        status.tested_while_stopped = tests_accepted.while_stopped.then_some(true);
     }
     conditions::set(&mut status.conditions, READY, well, reason, &message, generation, now);
     Some(status)
@@ -147,17 +148,22 @@ mod tests {
         Time(jiff::Timestamp::from_second(second).unwrap())
     }
 
+    fn none() -> AcceptedTests {
+        AcceptedTests::default()
+    }
+
     fn tested() -> Tested {
         Tested { spec: "abc".into(), secrets: vec!["uid/1".into()] }
     }
 
     fn ready() -> ContactPointStatus {
-        status(None, &Standing::Taken { migrated_to: None }, &tested(), 0, 1, at(0)).unwrap()
+        status(None, &Standing::Taken { migrated_to: None }, &tested(), none(), 1, at(0)).unwrap()
     }
 
     #[test]
     fn the_first_attempt_makes_it_initialized_whatever_came_of_it() {
-        let failed = status(None, &Standing::Retrying("connection refused".into()), &tested(), 0, 1, at(0)).unwrap();
+        let failed =
+            status(None, &Standing::Retrying("connection refused".into()), &tested(), none(), 1, at(0)).unwrap();
         assert!(failed.initialized && !failed.ready);
         assert_eq!(conditions::get(&failed.conditions, READY).unwrap().reason, "Unreachable");
         assert_eq!(failed.tested, None, "an attempt that may be repeated is no test");
@@ -173,7 +179,7 @@ mod tests {
     #[test]
     fn what_the_original_program_called_ready_stays_ready() {
         let theirs = ContactPointStatus { initialized: true, ready: true, ..ContactPointStatus::default() };
-        let ours = status(Some(&theirs), &Standing::Untried, &tested(), 0, 3, at(0)).unwrap();
+        let ours = status(Some(&theirs), &Standing::Untried, &tested(), none(), 3, at(0)).unwrap();
         assert!(ours.ready && ours.initialized);
         assert_eq!((ours.observed_generation, ours.tested), (Some(3), Some(tested())));
     }
@@ -183,32 +189,32 @@ mod tests {
     #[case::a_receiver_that_is_away(Standing::Retrying("timeout".into()))]
     fn a_tested_one_stays_as_it_is(#[case] standing: Standing) {
         let before = ready();
-        let after = status(Some(&before), &standing, &tested(), 0, 1, at(9)).unwrap_or_else(|| before.clone());
+        let after = status(Some(&before), &standing, &tested(), none(), 1, at(9)).unwrap_or_else(|| before.clone());
         assert_eq!(after, before);
     }
 
     #[test]
     fn a_new_secret_is_tested_before_anything_is_said() {
         let new = Tested { spec: "abc".into(), secrets: vec!["uid/2".into()] };
-        assert_eq!(status(Some(&ready()), &Standing::Untried, &new, 0, 1, at(9)), None);
+        assert_eq!(status(Some(&ready()), &Standing::Untried, &new, none(), 1, at(9)), None);
     }
 
     #[test]
     fn a_move_is_told_until_the_spec_changes() {
         let moved =
-            status(Some(&ready()), &Standing::Taken { migrated_to: Some(-100) }, &tested(), 0, 1, at(1)).unwrap();
+            status(Some(&ready()), &Standing::Taken { migrated_to: Some(-100) }, &tested(), none(), 1, at(1)).unwrap();
         assert_eq!(migrated(Some(&moved), "abc"), Some(-100));
         let words = |status: &ContactPointStatus| conditions::get(&status.conditions, READY).unwrap().message.clone();
         assert!(words(&moved).contains("-100"), "{}", words(&moved));
         // After a restart nothing is new.
-        let again = status(Some(&moved), &Standing::Untried, &tested(), 0, 1, at(2)).unwrap();
+        let again = status(Some(&moved), &Standing::Untried, &tested(), none(), 1, at(2)).unwrap();
         assert_eq!(again, moved);
 
         let other = Tested { spec: "def".into(), ..tested() };
         assert_eq!(migrated(Some(&moved), &other.spec), None, "another chat's move");
-        let taken = status(Some(&moved), &Standing::Taken { migrated_to: None }, &other, 0, 2, at(3)).unwrap();
+        let taken = status(Some(&moved), &Standing::Taken { migrated_to: None }, &other, none(), 2, at(3)).unwrap();
         assert_eq!((taken.migrated_to_chat_id, words(&taken)), (None, "messages can be sent".to_owned()));
-        let away = status(Some(&moved), &Standing::Retrying("timeout".into()), &other, 0, 2, at(3)).unwrap();
+        let away = status(Some(&moved), &Standing::Retrying("timeout".into()), &other, none(), 2, at(3)).unwrap();
         let blocked = blocked(Some(&moved), &other.spec, "SecretNotFound", "no", 2, at(3));
         assert_eq!((away.migrated_to_chat_id, blocked.migrated_to_chat_id), (None, None));
     }
@@ -220,7 +226,7 @@ mod tests {
         true,
     )]
     #[case::stopped(
-        status(None, &Standing::Stopped { reason: "Unauthorized", message: "401".into() }, &tested(), 0, 1, at(0)),
+        status(None, &Standing::Stopped { reason: "Unauthorized", message: "401".into() }, &tested(), none(), 1, at(0)),
         false,
     )]
     #[case::new(None, false)]
@@ -236,7 +242,7 @@ mod tests {
         assert_eq!(suspended(Some(&held), "abc", 2, at(6)), held, "it is written once");
 
         assert_eq!(known_well(&held, &tested()), again);
-        let resumed = status(Some(&held), &Standing::Untried, &tested(), 0, 3, at(9));
+        let resumed = status(Some(&held), &Standing::Untried, &tested(), none(), 3, at(9));
         assert_eq!(resumed.is_some(), again);
         if let Some(resumed) = resumed {
             assert!(resumed.ready && resumed.ready_when_resumed.is_none());
@@ -252,7 +258,7 @@ mod tests {
         let lost = blocked(Some(&ready()), "abc", "SecretNotFound", "no", 1, at(5));
         assert!(!lost.ready && known_well(&lost, &tested()));
         assert_eq!(blocked(Some(&lost), "abc", "SecretNotFound", "no", 1, at(6)), lost, "it is written once");
-        let found = status(Some(&lost), &Standing::Untried, &tested(), 0, 1, at(9)).unwrap();
+        let found = status(Some(&lost), &Standing::Untried, &tested(), none(), 1, at(9)).unwrap();
         assert!(found.ready && found.ready_when_resumed.is_none());
         assert!(!known_well(&lost, &Tested { secrets: vec!["uid/2".into()], ..tested() }));
     }
@@ -296,9 +302,10 @@ mod tests {
     #[test]
     fn a_stop_and_its_end_are_told() {
         let stopped = Standing::Stopped { reason: "Unauthorized", message: "401".into() };
-        let status_ = status(Some(&ready()), &stopped, &tested(), 0, 1, at(5)).unwrap();
+        let status_ = status(Some(&ready()), &stopped, &tested(), none(), 1, at(5)).unwrap();
         assert!(!status_.ready && status_.initialized);
-        let again = status(Some(&status_), &Standing::Taken { migrated_to: None }, &tested(), 0, 1, at(8)).unwrap();
+        let again =
+            status(Some(&status_), &Standing::Taken { migrated_to: None }, &tested(), none(), 1, at(8)).unwrap();
         assert!(again.ready);
         assert_eq!(conditions::get(&again.conditions, READY).unwrap().last_transition_time, at(8));
     }

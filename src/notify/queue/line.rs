@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
-use super::{Patience, Standing, TestMessage};
+use super::{AcceptedTests, Patience, Standing, TestMessage};
 use crate::api::TrackedField;
 use crate::controllers::tracked_field::history;
 use crate::notify::{Endpoint, LONGEST_PAUSE, Refusal, Sent};
@@ -45,8 +45,8 @@ pub(super) struct Line {
     pub(super) has_worker: bool,
 }
 
-/// Answers of a receiver so far, kept in memory only: after a restart a refused entry gets one more attempt before it
-/// can fail.
+/// Answers of a receiver so far, kept in memory only, except [`Answers::test_accepted`]: after a restart a refused entry
+/// gets one more attempt before it can fail.
 #[derive(Default)]
 pub(super) struct Answers {
     /// Number of messages that the receiver accepted.
@@ -55,8 +55,7 @@ pub(super) struct Answers {
     rejected_in_a_row: u32,
     /// The last answer failed an entry: other messages go before the next entry that may fail.
     just_failed: bool,
-    /// A stopped receiver accepted a test message, and no entry since. People see test messages, so no second one is
-    /// sent.
+    /// [`AcceptedTests::while_stopped`].
     test_accepted: bool,
     /// The last refusal.
     refusal: Option<(Refusal, String)>,
@@ -100,6 +99,11 @@ pub(super) enum AfterRefusal {
 }
 
 impl Answers {
+    /// Continues from what the contact point's status keeps.
+    pub(super) fn resume(&mut self, tests: AcceptedTests) {
+        self.test_accepted = tests.while_stopped;
+    }
+
     /// Records that the receiver accepted the test message, or these entries.
     pub(super) fn accept<'a>(&mut self, entries: impl Iterator<Item = &'a Pick>, is_stopped: bool) {
         self.accepted += 1;
@@ -318,10 +322,11 @@ impl Line {
     /// changes.
     pub(super) fn accept(&mut self, sent: &Sent, entries: &[Pick]) -> bool {
         self.go_on();
+        let could_test = self.answers.may_test();
         self.answers.accept(entries.iter().take(sent.taken), self.stage == Gate::Stopped);
         let is_test = entries.is_empty();
         if is_test && let Some(test) = &mut self.test {
-            test.accepted += 1;
+            test.accepted.count += 1;
         }
         self.stage = match self.stage {
             Gate::Test => Gate::Tested,
@@ -339,7 +344,7 @@ impl Line {
         if news {
             self.standing = Some(standing);
         }
-        news || is_test
+        news || is_test || could_test != self.answers.may_test()
     }
 
     /// Records that the receiver did not answer, or may accept the same request later; returns whether the contact

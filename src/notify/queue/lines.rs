@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::flights::Flights;
 use super::line::{Batch, FAILING_FROM, Gate, Line, Offer, Pick, Turn};
-use super::{Circumstances, Patience, Stage, Standing, TestMessage};
+use super::{AcceptedTests, Circumstances, Patience, Stage, Standing, TestMessage};
 use crate::api::TrackedField;
 use crate::api::tracked_field::Entry;
 use crate::controllers::tracked_field::history::{self, Ages, Now, Outcome};
@@ -134,7 +134,7 @@ impl Lines {
         line.endpoint = Some(endpoint);
         let known = line.test.take();
         // The status may lag behind.
-        test.accepted = known.as_ref().map_or(0, |known| known.accepted).max(test.accepted);
+        test.accepted.count = known.as_ref().map_or(0, |known| known.accepted.count).max(test.accepted.count);
         if known.is_none_or(|known| known.configuration != test.configuration) {
             self.editions += 1;
             line.edition = self.editions;
@@ -145,6 +145,7 @@ impl Lines {
                 Stage::Probe => Gate::Stopped,
             };
             line.reset();
+            line.answers.resume(test.accepted);
         }
         line.test = Some(test);
         line.changed.notify_one();
@@ -205,9 +206,11 @@ impl Lines {
         self.by_point.get(point).and_then(|line| line.standing.clone()).unwrap_or(Standing::Untried)
     }
 
-    /// Returns the number of test messages that receivers of `point` accepted.
-    pub fn tests_accepted(&self, point: &Key) -> i64 {
-        self.by_point.get(point).and_then(|line| line.test.as_ref()).map_or(0, |test| test.accepted)
+    /// Returns the test messages that receivers of `point` accepted.
+    pub fn tests_accepted(&self, point: &Key) -> AcceptedTests {
+        let Some(line) = self.by_point.get(point) else { return AcceptedTests::default() };
+        let count = line.test.as_ref().map_or(0, |test| test.accepted.count);
+        AcceptedTests { count, while_stopped: !line.answers.may_test() }
     }
 
     pub fn failing(&self, point: &Key) -> Option<String> {

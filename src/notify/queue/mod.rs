@@ -48,15 +48,25 @@ pub struct Patience {
 pub struct TestMessage {
     /// Identity of the configuration.
     pub configuration: String,
-    /// Number of accepted test messages of all configurations; each acceptance gives the next one a new id, also where a
-    /// configuration returns.
-    pub accepted: i64,
+    /// Accepted test messages so far.
+    pub accepted: AcceptedTests,
+}
+
+/// Test messages that the receivers of a contact point accepted, as its status keeps them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AcceptedTests {
+    /// Number over all configurations; each acceptance gives the next test message a new id, also where a configuration
+    /// returns.
+    pub count: i64,
+    /// A stopped receiver accepted a test message, and no entry since. People see test messages, so no second one is
+    /// sent, by this process or the next.
+    pub while_stopped: bool,
 }
 
 impl TestMessage {
     /// Returns the message id, by which a receiver recognizes a repetition.
     fn id(&self) -> String {
-        format!("test-{}", short_digest(format!("{}/{}", self.configuration, self.accepted)))
+        format!("test-{}", short_digest(format!("{}/{}", self.configuration, self.accepted.count)))
     }
 }
 
@@ -174,8 +184,8 @@ impl<T: Transport> Outbox<T> {
         self.lines().standing(point)
     }
 
-    /// Returns the number of test messages that receivers of `point` accepted.
-    pub fn tests_accepted(&self, point: &Key) -> i64 {
+    /// Returns the test messages that receivers of `point` accepted.
+    pub fn tests_accepted(&self, point: &Key) -> AcceptedTests {
         self.lines().tests_accepted(point)
     }
 

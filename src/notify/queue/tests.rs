@@ -8,7 +8,7 @@ use futures::FutureExt;
 use serde_json::json;
 
 use super::lines::{Lines, Next, Request};
-use super::{Offer, Patience, Stage, Standing, TestMessage};
+use super::{AcceptedTests, Offer, Patience, Stage, Standing, TestMessage};
 use crate::api::TrackedField;
 use crate::api::tracked_field::{Entry, StoredHistory};
 use crate::controllers::tracked_field::history::Outcome;
@@ -63,7 +63,7 @@ fn offer(name: &str, entries: &[&str]) -> Offer {
 }
 
 fn another() -> TestMessage {
-    TestMessage { configuration: "another".into(), accepted: 0 }
+    TestMessage { configuration: "another".into(), accepted: AcceptedTests::default() }
 }
 
 fn key(name: &str) -> Key {
@@ -269,7 +269,7 @@ fn what_is_known_of_a_receiver_outlasts_a_pause() {
     pause(&mut line);
     resume(&mut line, another());
     assert_eq!(line.lines.standing(&key("p")), Standing::Untried, "another receiver");
-    assert_eq!(line.lines.tests_accepted(&key("p")), 1);
+    assert_eq!(line.lines.tests_accepted(&key("p")).count, 1);
 }
 
 /// A line that nothing waits in.

@@ -187,6 +187,52 @@ async fn a_receiver_that_accepts_only_test_messages_costs_one_entry_and_one_test
     assert_eq!(tests(&receiver).len(), 2);
 }
 
+/// The first process may have told people; the next ones must know.
+#[rstest]
+#[case::forbidden(403, "Forbidden")]
+#[case::bad_request(400, "Rejected")]
+#[tokio::test]
+async fn restarts_send_no_further_test_message_to_a_stopped_contact_point(#[case] code: u16, #[case] reason: &str) {
+    let bed = Bed::shared("restarts").await;
+    let receiver = Receiver::start().unwrap();
+    let mut operator = Operator::start(&bed, Settings::default().flag("--stopped-retry=300ms")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    bed.ready("hook").await;
+    receiver.at_text("\"trackedField\"", status(code));
+    bed.deployment("web", 0).await;
+    track_long(&bed, "it", "web", "hook").await;
+    bed.until("it", "its first value", |field: &TrackedField| !field.history().unwrap().is_empty()).await;
+    bed.scale("web", 1).await;
+    let failed = |field: &TrackedField| field.history().unwrap().first().is_some_and(|it| is(it, Delivery::Failed));
+    bed.until("it", "costs one entry", failed).await;
+    for _ in 0..2 {
+        bed.not_ready("hook", reason).await;
+        operator.kill();
+        operator.restart();
+        operator.ready().await;
+        let before = receiver.requests().len();
+        receiver.wait_for(SOON, |requests| requests.len() >= before + 5).await.unwrap();
+    }
+    assert_eq!(tests(&receiver).len(), 2, "the first one, and the one that cost an entry");
+
+    // An accepted entry allows the next one, whichever process sends it.
+    receiver.behave();
+    bed.until("it", "the rest arrives", |field: &TrackedField| {
+        field.history().unwrap().last().is_some_and(|last| is(last, Delivery::Delivered))
+    })
+    .await;
+    bed.until("hook", "may be tested again", |point: &ContactPoint| {
+        let status = point.status.as_ref().unwrap();
+        status.ready && status.tested_while_stopped.is_none()
+    })
+    .await;
+    operator.kill();
+    receiver.at_text("\"trackedField\"", status(code));
+    operator.restart();
+    bed.scale("web", 2).await;
+    receiver.wait_for(SOON, |_| tests(&receiver).len() == 3).await.unwrap();
+}
+
 /// A receiver that accepts single messages only: no entry is at fault, and nothing waits.
 #[rstest]
 #[case::forbidden(403)]

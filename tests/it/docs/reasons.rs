@@ -16,7 +16,7 @@ use quartermaster::controllers::tracked_field::field::Field;
 use quartermaster::controllers::tracked_field::waiting::Waiting;
 use quartermaster::controllers::{app_service, my_app, my_ingress, pod};
 use quartermaster::notify::Refusal;
-use quartermaster::notify::queue::Standing;
+use quartermaster::notify::queue::{AcceptedTests, Standing};
 use quartermaster::runtime::children::Trouble;
 use quartermaster::runtime::conditions::READY;
 use quartermaster::runtime::watch_hub::ResourceName;
@@ -141,7 +141,9 @@ fn every_reason_of_a_contact_point_has_its_row() {
     let page = page("contact-point.md");
     let now = || Time(k8s_openapi::jiff::Timestamp::default());
     let of = |standing: &Standing| {
-        standing::status(None, standing, &Tested::default(), 0, 1, now()).unwrap().conditions[0].reason.clone()
+        standing::status(None, standing, &Tested::default(), AcceptedTests::default(), 1, now()).unwrap().conditions[0]
+            .reason
+            .clone()
     };
     let mut reasons: BTreeSet<String> = blocked().into_iter().chain(stopped()).map(str::to_owned).collect();
     reasons.insert(of(&Standing::Taken { migrated_to: None }));

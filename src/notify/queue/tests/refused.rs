@@ -335,7 +335,7 @@ fn an_address_that_is_refused_accuses_no_entry() {
 
 #[test]
 fn a_test_message_that_is_sent_again_is_the_same_until_it_is_accepted() {
-    let test = TestMessage { configuration: "c".into(), accepted: 0 };
+    let test = TestMessage { configuration: "c".into(), accepted: AcceptedTests::default() };
     let mut line = Line::open();
     line.lines.configure(&key("p"), chat(), Stage::Test, test.clone());
     let first = line.expect(&[]);
@@ -349,14 +349,44 @@ fn a_test_message_that_is_sent_again_is_the_same_until_it_is_accepted() {
     let third = other.expect(&[]);
     assert_eq!((&first.test_id, &first.test_id), (&again.test_id, &third.test_id));
     assert!(other.taken(&third, 0).point);
-    assert_eq!(other.lines.tests_accepted(&key("p")), 1, "what the status keeps");
+    assert_eq!(other.lines.tests_accepted(&key("p")).count, 1, "what the status keeps");
     // Another configuration, and the first one again, whose acceptance the status does not show yet.
     for configuration in ["d", "c"] {
-        let test = TestMessage { configuration: configuration.into(), accepted: 0 };
+        let test = TestMessage { configuration: configuration.into(), accepted: AcceptedTests::default() };
         other.lines.configure(&key("p"), chat(), Stage::Test, test);
         let request = other.expect(&[]);
         assert_ne!(request.test_id, first.test_id, "a receiver would pass over it");
         other.answer(&request, Err(retry("503")));
+    }
+}
+
+#[test]
+fn a_restart_allows_no_second_test_message_between_two_accepted_entries() {
+    let restarted = |stage, accepted| {
+        let mut line = Line::open();
+        line.lines.configure(&key("p"), chat(), stage, TestMessage { configuration: "c".into(), accepted });
+        line
+    };
+    let mut line = restarted(Stage::Probe, AcceptedTests::default());
+    let test = line.expect(&[]);
+    assert!(line.taken(&test, 0).point);
+    let kept = line.lines.tests_accepted(&key("p"));
+    assert_eq!(kept, AcceptedTests { count: 1, while_stopped: true });
+
+    // The status may say ready or stopped by the time of the restart.
+    for stage in [Stage::Open, Stage::Probe] {
+        let mut line = restarted(stage, kept);
+        assert!(line.waits());
+        line.offer("a", &["1"]);
+        for _ in 0..3 {
+            let entry = line.expect(&["1"]);
+            line.refuse(&entry, Forbidden);
+            line.later();
+        }
+        assert_eq!(line.lines.tests_accepted(&key("p")), kept);
+        let entry = line.expect(&["1"]);
+        assert!(line.taken(&entry, 1).point, "the status must allow the next test message");
+        assert_eq!(line.lines.tests_accepted(&key("p")), AcceptedTests { while_stopped: false, ..kept });
     }
 }
 
