@@ -44,7 +44,8 @@ enum Names {
 
 #[derive(Default)]
 struct State {
-    syncs: HashMap<Key, Interest>,
+    /// In order, so that a loop of several paths is always found along the same one.
+    syncs: BTreeMap<Key, Interest>,
     /// Whom `ConfigMap`s of a name concern.
     names: HashMap<String, BTreeSet<Key>>,
     namespaces: BTreeMap<String, Place>,
@@ -180,9 +181,9 @@ impl Index {
         }
     }
 
-    /// The older sync by which what this one copies would come back to where it is copied from. It is woken when that may
-    /// have changed.
-    pub fn closes_loop(&self, key: &Key) -> Option<Key> {
+    /// Returns the older syncs through which what this one copies would come back to its source, in the order of the
+    /// copies. Wakes this one when that may have changed.
+    pub fn closes_loop(&self, key: &Key) -> Option<Vec<Key>> {
         let mut state = self.state();
         let found = state.closes_loop(key);
         if found.is_some() {
@@ -266,18 +267,25 @@ impl State {
         *plan.name == *map.name && plan.reaches(&map.namespace, labels)
     }
 
-    /// Backwards from the source, along older ones.
-    fn closes_loop(&self, key: &Key) -> Option<Key> {
+    /// Searches backwards from the source, along older ones.
+    fn closes_loop(&self, key: &Key) -> Option<Vec<Key>> {
         let ours = self.syncs.get(key)?;
         let mut older: Vec<_> = self.syncs.iter().filter(|(_, it)| it.born < ours.born).collect();
-        let mut sources = vec![ours.plan.source.clone()];
-        while let Some(source) = sources.pop() {
+        // Each sync that was found, and the one that copies on from it; none for those that write our source.
+        let mut found: Vec<(&Key, Option<usize>)> = Vec::new();
+        let mut sources = vec![(&ours.plan.source, None)];
+        while let Some((source, next)) = sources.pop() {
             let (into, rest): (Vec<_>, Vec<_>) =
-                older.into_iter().partition(|(_, it)| self.copies_to(&it.plan, &source));
-            if let Some((found, _)) = into.iter().find(|(_, it)| self.copies_to(&ours.plan, &it.plan.source)) {
-                return Some((*found).clone());
+                older.into_iter().partition(|(_, it)| self.copies_to(&it.plan, source));
+            for (sync, it) in into {
+                found.push((sync, next));
+                let this = found.len() - 1;
+                if self.copies_to(&ours.plan, &it.plan.source) {
+                    let links = std::iter::successors(Some(this), |link| found[*link].1);
+                    return Some(links.map(|link| found[link].0.clone()).collect());
+                }
+                sources.push((&it.plan.source, Some(this)));
             }
-            sources.extend(into.iter().map(|(_, it)| it.plan.source.clone()));
             older = rest;
         }
         None

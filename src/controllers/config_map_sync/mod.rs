@@ -220,13 +220,8 @@ impl ConfigMapSyncs {
         {
             return blocked(Reason::Forbidden, format!("the namespaces that the selector means are not known: {why}"));
         }
-        if let Some(other) = self.index.closes_loop(key) {
-            return blocked(
-                Reason::Loop,
-                format!(
-                    "what this copies would come back to its source through ConfigMapSync {other}: remove one of the two"
-                ),
-            );
+        if let Some(links) = self.index.closes_loop(key) {
+            return blocked(Reason::Loop, standing::closed_loop(key, &links));
         }
         let destinations = self.index.destinations(plan);
         let wanted: BTreeSet<Key> = destinations.iter().map(|(namespace, _)| Key::new(namespace, &plan.name)).collect();

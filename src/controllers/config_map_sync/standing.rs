@@ -5,6 +5,7 @@ use std::fmt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::config_map_sync::ConfigMapSyncStatus;
+use crate::runtime::Key;
 use crate::runtime::conditions::{self, READY};
 
 /// The reason of a condition.
@@ -74,7 +75,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// How many destinations a message names.
+/// How many destinations, or links of a loop, a message names.
 const NAMED: usize = 5;
 
 /// Why one copy is not as its source.
@@ -147,6 +148,31 @@ pub fn status(
     status
 }
 
+/// Returns the message of [`Reason::Loop`] about `sync`. Names the `links` of its own namespace only: whoever reads its
+/// status need not know what other tenants have.
+pub fn closed_loop(sync: &Key, links: &[Key]) -> String {
+    let (own, others): (Vec<_>, Vec<_>) = links.iter().partition(|link| link.namespace == sync.namespace);
+    let mut parts: Vec<_> = own.iter().take(NAMED).map(|link| format!("ConfigMapSync {link}")).collect();
+    if own.len() > NAMED {
+        parts.push(format!("{} more of namespace {}", own.len() - NAMED, sync.namespace));
+    }
+    match others.len() {
+        0 => {}
+        1 => parts.push("a ConfigMapSync of another namespace".into()),
+        several => parts.push(format!("{several} ConfigMapSyncs of other namespaces")),
+    }
+    let through = match parts.as_slice() {
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        _ => parts.concat(),
+    };
+    let fix = if own.is_empty() {
+        "change the source or the destination of this one"
+    } else {
+        "delete one of these, or this one"
+    };
+    format!("what this copies would come back to its source through {through}: {fix}")
+}
+
 fn well(destinations: usize) -> String {
     match destinations {
         0 => "no namespace is to have a copy".into(),
@@ -202,6 +228,31 @@ mod tests {
         let first = status(None, &came(2), None, 1, at(1));
         assert_eq!(first.last_sync_time, Some(at(1)));
         assert_eq!(status(Some(&first), &came(2), None, 1, at(2)).last_sync_time, Some(at(1)));
+    }
+
+    #[test]
+    fn a_loop_names_all_links_of_its_own_namespace_and_counts_the_others() {
+        let words = |links: &[(&str, &str)]| {
+            let links: Vec<_> = links.iter().map(|(namespace, name)| Key::new(namespace, name)).collect();
+            closed_loop(&Key::new("shop", "c"), &links)
+                .replace("what this copies would come back to its source through ", "")
+        };
+        assert_eq!(
+            words(&[("shop", "a"), ("shop", "b")]),
+            "ConfigMapSync shop/a and ConfigMapSync shop/b: delete one of these, or this one"
+        );
+        assert_eq!(
+            words(&[("secret", "x"), ("shop", "a"), ("hidden", "y")]),
+            "ConfigMapSync shop/a and 2 ConfigMapSyncs of other namespaces: delete one of these, or this one"
+        );
+        assert_eq!(
+            words(&[("secret", "x")]),
+            "a ConfigMapSync of another namespace: change the source or the destination of this one"
+        );
+        let many: Vec<_> = (0..2000).map(|number| ("shop", format!("{number:0>253}"))).collect();
+        let many: Vec<_> = many.iter().map(|(namespace, name)| (*namespace, &**name)).collect();
+        let words = words(&many);
+        assert!(words.contains(" and 1995 more of namespace shop: ") && words.len() < 2000, "{words}");
     }
 
     #[test]

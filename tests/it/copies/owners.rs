@@ -131,7 +131,9 @@ async fn a_chain_works_and_a_loop_does_not_spin() {
     until("the next second", SOON, async || Ok((jiff::Timestamp::now() >= then).then_some(()))).await.unwrap();
     shop.sync("ca", json!({ "sourceNamespace": c, "destinationNamespace": here })).await;
     let words = shop.reads("ca", "Loop").await;
-    assert!(words.contains(&format!("{here}/ab")), "{words}");
+    for link in ["ab", "bc"] {
+        assert!(words.contains(&format!("ConfigMapSync {here}/{link}")), "{words}");
+    }
     let source = shop.edit(&here, "settings", json!({ "data": { "a": "3" } })).await;
     shop.copied(&c, "settings", json!({ "a": "3" })).await;
     shop.rests("ab").await;
@@ -139,6 +141,35 @@ async fn a_chain_works_and_a_loop_does_not_spin() {
     // Opened elsewhere, it is let go on.
     shop.bed.delete::<ConfigMapSync>("ab").await;
     shop.reads("ca", "Synced").await;
+}
+
+/// A tenant's status must not tell which objects other tenants have.
+#[tokio::test]
+async fn a_loop_names_no_object_of_another_namespace() {
+    let shop = Shop::shared("links").await;
+    let (b, c) = (shop.open("b", json!({})).await, shop.open("c", json!({})).await);
+    let operator = shop.operator(&["b", "c"]).await;
+    let here = shop.bed.namespace.clone();
+    let of_another = async |namespace: &str, name: &str, from: &str, to: &str| {
+        let spec = json!({ "sourceNamespace": from, "destinationNamespace": to, "configMapName": "settings" });
+        let sync = serde_json::from_value(json!({ "metadata": { "name": name }, "spec": spec })).unwrap();
+        let syncs: Api<ConfigMapSync> = Api::namespaced(shop.bed.client.clone(), namespace);
+        syncs.create(&PostParams::default(), &sync).await.unwrap().metadata.creation_timestamp.unwrap().0
+    };
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("mine", json!({ "destinationNamespace": b })).await;
+    let last = of_another(&b, "confidential", &b, &c).await;
+    shop.copied(&c, "settings", json!({ "a": "1" })).await;
+    // The order of creation is told in whole seconds.
+    let then = last + Duration::from_secs(1);
+    until("the next second", SOON, async || Ok((jiff::Timestamp::now() >= then).then_some(()))).await.unwrap();
+    shop.sync("closing", json!({ "sourceNamespace": c, "destinationNamespace": here })).await;
+    let words = shop.reads("closing", "Loop").await;
+    assert!(words.contains(&format!("ConfigMapSync {here}/mine and a ConfigMapSync of another namespace")), "{words}");
+    assert!(!words.contains("confidential"), "{words}");
+    let noted = shop.bed.event("closing", "Loop").await;
+    assert!(!noted.contains("confidential"), "{noted}");
+    drop(operator);
 }
 
 #[tokio::test]
