@@ -12,9 +12,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ListParams;
 use kube::core::ApiResource;
 use kube::{Api, Client, Resource, ResourceExt};
+use tracing::warn;
 
 use self::pods::Pod;
-use self::settle::{Part, Problem, Running};
+use self::settle::{FORBIDDEN, Part, Problem, Running};
 use self::standing::{InactiveScaling, PROGRESSING, Rollout, SUSPENDED, Served, Standing};
 use crate::api::AppService;
 use crate::api::app_service::{AppServiceStatus, GROUP};
@@ -233,6 +234,9 @@ impl AppServices {
             return;
         }
         let note = now.message.clone().unwrap_or_default();
+        if reason == FORBIDDEN {
+            warn!(cause = note, "a child may not be written; will retry");
+        }
         self.events.standing(well || reason == SUSPENDED, app.object_ref(&()), "Run", reason, note);
     }
 }

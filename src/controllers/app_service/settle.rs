@@ -19,6 +19,8 @@ use crate::runtime::ownership::Owner;
 use crate::runtime::reconciler::{Class, Failure, Outcome};
 use crate::runtime::{Key, apply, drift};
 
+/// Reason of an app whose objects the operator may not write.
+pub const FORBIDDEN: &str = "Forbidden";
 /// Reason of the Event of an autoscaler that went.
 pub const AUTOSCALING_OFF: &str = "AutoscalingOff";
 /// Changes to make instead of editing an app's objects, by field.
@@ -115,7 +117,7 @@ impl Problem {
             Self::SpecInvalid(_) => "SpecInvalid",
             Self::Conflict { .. } => "Conflict",
             Self::NodePortTaken(_) => "NodePortTaken",
-            Self::Forbidden(_) => "Forbidden",
+            Self::Forbidden(_) => FORBIDDEN,
             Self::Rejected(_) => "Rejected",
             Self::Deleting(_) => "Deleting",
             Self::Unwritten(_) => "Unwritten",

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client, Resource};
+use tracing::warn;
 
 use self::copies::{Copies, Trouble};
 use self::index::{Index, Presence};
@@ -349,6 +350,9 @@ impl ConfigMapSyncs {
         let before = sync.status.as_ref().map(|before| &*before.conditions).unwrap_or_default();
         if let Some(now) = conditions::news(before, &status.conditions, READY) {
             let well = now.status == "True" || now.reason == Reason::Suspended.to_string();
+            if now.reason == Reason::Forbidden.to_string() {
+                warn!(cause = now.message, "a ConfigMap may not be read or written; will retry");
+            }
             self.events.standing(well, sync.object_ref(&()), "Copy", &now.reason, now.message.clone());
         }
         Ok(())

@@ -153,6 +153,27 @@ async fn the_quota_has_no_room() {
     ready(&bed, "web").await;
 }
 
+/// An administrator who reads the log learns which permission the operator lacks, once.
+#[tokio::test]
+async fn a_child_that_may_not_be_written_is_logged_once() {
+    let bed = Bed::shared("denied").await;
+    let (proxy, file) = bed.through_proxy().await;
+    let operator = Operator::start(&bed, Settings::default().kubeconfig(file).flag("--waiting-max=200ms")).await;
+    let creations = Match::verb(Verb::Create).resource("deployments");
+    let order = proxy.inject(creations.clone(), Times::Always, Fault::status(StatusCode::FORBIDDEN));
+    app(&bed, "web", one()).await;
+    let words = not_ready(&bed, "web", "Forbidden").await;
+    assert!(words.starts_with("the apiserver refuses Deployment "), "{words}");
+    until("it is tried again", SOON, async || Ok((proxy.count(&creations) >= 5).then_some(()))).await.unwrap();
+    let logs = operator.logs();
+    let lines = logs.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let warnings: Vec<_> = lines.filter(|line| line["level"] == "warn" && line["name"] == "web").collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    assert_eq!((&warnings[0]["cause"], &warnings[0]["controller"]), (&json!(words), &json!("appservice")));
+    order.take_back();
+    ready(&bed, "web").await;
+}
+
 /// What the apiserver does not take of what was built is said in its words, and tried again when the spec changes.
 #[tokio::test]
 async fn what_the_apiserver_refuses() {
