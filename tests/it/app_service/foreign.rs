@@ -29,6 +29,41 @@ fn whole<K: Resource + serde::Serialize>(object: &K) -> Value {
     value
 }
 
+/// Objects are handed over one after the other, and the second one no later than the first.
+#[rstest]
+#[case::deployment_first(["deployments.apps", "services"])]
+#[case::service_first(["services", "deployments.apps"])]
+#[tokio::test]
+async fn the_second_of_two_foreign_objects_is_noticed_as_soon_as_the_first(#[case] order: [&str; 2]) {
+    let bed = Bed::shared("two-foreign").await;
+    // All other delays are longer than the test waits.
+    let flags = ["--waiting-max=3s", "--retry-min=10m", "--retry-max=10m", "--resync=1h"];
+    let settings = flags.iter().fold(Settings::default(), |settings, flag| settings.flag(flag));
+    let _operator = Operator::start(&bed, settings).await;
+    bed.deployment("web", 1).await;
+    bed.service("web", json!([{ "port": 8080 }])).await;
+    app(&bed, "web", spec()).await;
+    let adopt = format!("quartermaster.dev/adopt-by={}/web", bed.namespace);
+    for (turn, resource) in order.into_iter().enumerate() {
+        let command = format!("kubectl annotate {resource} web -n {} {adopt}", bed.namespace);
+        let words = not_ready(&bed, "web", "Conflict").await;
+        assert!(words.contains(&command), "{words}");
+        if turn == 1 {
+            // The delays have grown to the longest, and the status no longer changes.
+            looked_at(&bed, "web").await;
+            tokio::time::sleep(std::time::Duration::from_secs(8)).await;
+        }
+        bed.kubectl(&["annotate", resource, "web", &adopt]).await;
+        let plain = format!("the app no longer says that {resource} are foreign");
+        bed.until("web", &plain, |app: &AppService| {
+            let said = super::standing(app).and_then(|ready| ready.message.clone()).unwrap_or_default();
+            !said.contains(&command)
+        })
+        .await;
+    }
+    ready(&bed, "web").await;
+}
+
 #[rstest]
 #[case::deployment("deployments.apps")]
 #[case::service("services")]
