@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::error::ErrorKind;
@@ -281,6 +282,10 @@ pub struct RunArgs {
     )]
     log_format: LogFormat,
 
+    /// Address of this Pod, which no webhook may go to; may be given several times
+    #[arg(long = "pod-ip", env = "POD_IPS", value_name = "IP", value_delimiter = ',', hide = true)]
+    pod_ips: Vec<String>,
+
     /// Name of this Pod: the first half of its identity as a candidate
     #[arg(long, env = "POD_NAME", value_name = "NAME", hide = true)]
     pod_name: Option<String>,
@@ -363,6 +368,8 @@ pub struct Notifications {
     pub deny: Vec<IpNet>,
     /// Ports that webhooks may go to; empty: every one.
     pub allow_ports: Vec<u16>,
+    /// The operator's own addresses, which no webhook may go to.
+    pub own_addresses: Vec<IpAddr>,
     /// Messages quote answers of private addresses.
     pub quote_private: bool,
     /// Webhooks go through this proxy; its URL may hold a password.
@@ -429,6 +436,7 @@ impl RunArgs {
                 allow_loopback: self.webhook_allow_loopback,
                 deny: self.webhook_deny_cidrs,
                 allow_ports: self.webhook_allow_ports,
+                own_addresses: value::pod_ips(&self.pod_ips)?,
                 quote_private: self.webhook_quote_private,
                 webhook_proxy,
                 dns: Dns { resolv_conf: self.resolv_conf, hosts: self.hosts_file, port: self.dns_port },

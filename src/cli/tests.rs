@@ -56,7 +56,10 @@ fn every_flag_of_run_has_a_variable_and_words() {
         let name = flag.get_long().unwrap();
         let variable = flag.get_env().unwrap_or_else(|| panic!("--{name} has no variable")).to_str().unwrap();
         let expected = format!("QUARTERMASTER_{}", name.to_uppercase().replace('-', "_"));
-        let exception = matches!((name, variable), ("operator-namespace", "POD_NAMESPACE") | ("pod-name", "POD_NAME"));
+        let exception = matches!(
+            (name, variable),
+            ("operator-namespace", "POD_NAMESPACE") | ("pod-name", "POD_NAME") | ("pod-ip", "POD_IPS")
+        );
         assert!(variable == expected || exception, "--{name} is {variable}");
         assert!(flag.get_help().is_some(), "--{name} has no words");
     }
@@ -130,6 +133,8 @@ fn values_are_typed() {
         "--lease-retry-period=100ms",
         "--delivery-max-age=1h30m",
         "--pod-name=qm-0",
+        "--pod-ip=10.244.0.7,fd00::7",
+        "--pod-ip=",
     ])
     .unwrap();
     assert!(config.metrics.is_empty());
@@ -150,6 +155,8 @@ fn values_are_typed() {
     assert_eq!(config.timings.lease_retry_period.as_millis(), 100);
     assert_eq!(config.timings.delivery_max_age.as_secs(), 5400);
     assert_eq!(config.pod_name.as_deref(), Some("qm-0"));
+    let own: Vec<_> = config.notifications.own_addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(own, ["10.244.0.7", "fd00::7"]);
 }
 
 #[rstest]
@@ -176,6 +183,7 @@ fn controllers(#[case] list: &str, #[case] on: &[&'static str]) {
 #[case(&["--webhook-proxy=socks5://u:sesame@host"], "write such as http://proxy.example:3128")]
 #[case(&["--webhook-proxy=http://u:sesame@"], "write such as http://proxy.example:3128")]
 #[case(&["--webhook-deny-cidr=10.0.0.0/40"], "write a network such as 10.0.0.0/8")]
+#[case(&["--pod-ip=10.0.0.0/8"], "write such as 10.0.0.7")]
 #[case(&["--webhook-allow-port=0"], "write a port from 1 to 65535")]
 #[case(&["--webhook-allow-port=65536"], "write a port from 1 to 65535")]
 #[case(&["--cluster-name=a\nb"], "one line")]

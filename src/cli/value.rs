@@ -127,6 +127,14 @@ pub(super) fn port(text: &str) -> Result<u16, String> {
     text.parse().ok().filter(|port| *port != 0).ok_or_else(|| "write a port from 1 to 65535, such as 443".to_owned())
 }
 
+/// Parses the Pod's addresses. A Pod that has none yet gives an empty text.
+pub(super) fn pod_ips(texts: &[String]) -> Result<Vec<IpAddr>, String> {
+    let texts = texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
+    texts
+        .map(|text| text.parse().map_err(|_| format!("--pod-ip: {text:?} is no address; write such as 10.0.0.7")))
+        .collect()
+}
+
 /// A name that stands in messages; empty is none.
 pub(super) fn cluster_name(text: &str) -> Result<String, String> {
     if text.chars().count() <= 100 && !text.chars().any(char::is_control) {

@@ -213,6 +213,7 @@ fn sender(config: &Config, fence: Fence) -> client::Config {
         allow_loopback: settings.allow_loopback,
         deny_cidrs: settings.deny.clone(),
         allow_ports: settings.allow_ports.clone(),
+        own_addresses: settings.own_addresses.clone(),
         quote_private: settings.quote_private,
         attempt_timeout: config.timings.send_timeout,
         retry_after_cap: config.timings.retry_after_max,

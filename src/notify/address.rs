@@ -23,6 +23,8 @@ pub struct Rules {
     pub deny: Vec<IpNet>,
     /// `--webhook-allow-port`; empty: every port.
     pub ports: Vec<u16>,
+    /// The operator's own addresses, `--pod-ip`.
+    pub own: Vec<IpAddr>,
 }
 
 /// Metadata services outside the link-local networks: all that AWS has over IPv6 (`::254` is the machine's metadata, `::23`
@@ -90,6 +92,9 @@ impl Rules {
         }
         if unspecified {
             return refuse("the unspecified address always is");
+        }
+        if self.own.contains(&address) {
+            return refuse("the operator's own address always is");
         }
         if address.is_loopback() && !self.allow_loopback {
             return refuse("loopback is, unless the operator runs with --webhook-allow-loopback");
@@ -267,6 +272,20 @@ mod tests {
         }
         assert!(open().check("::ffff:0.0.0.0".parse().unwrap()).is_err());
         assert!(open().check("64:ff9b::".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn own_addresses_are_refused_in_every_form() {
+        let (v4, v6) = (Ipv4Addr::new(10, 244, 0, 7), "fd00:10:244::7");
+        let rules = Rules { own: vec![v4.into(), v6.parse().unwrap()], ..open() };
+        for form in forms(v4).into_iter().chain([v6.to_owned()]) {
+            let refused = rules.check(form.parse().unwrap()).unwrap_err().to_string();
+            assert!(refused.contains(&form.parse::<IpAddr>().unwrap().to_string()), "{refused}");
+            assert!(refused.ends_with("the operator's own address always is"), "{refused}");
+        }
+        for neighbour in ["10.244.0.8", "fd00:10:244::8"] {
+            assert_eq!(rules.check(neighbour.parse().unwrap()), Ok(()), "{neighbour}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ pub struct Config {
     pub deny_cidrs: Vec<IpNet>,
     /// `--webhook-allow-port`; empty: every port.
     pub allow_ports: Vec<u16>,
+    /// `--pod-ip`.
+    pub own_addresses: Vec<IpAddr>,
     /// `--webhook-quote-private`.
     pub quote_private: bool,
     /// What one attempt may take, to the end of the answer.
@@ -60,6 +63,7 @@ impl Default for Config {
             allow_loopback: false,
             deny_cidrs: Vec::new(),
             allow_ports: Vec::new(),
+            own_addresses: Vec::new(),
             quote_private: false,
             attempt_timeout: timings.send_timeout,
             retry_after_cap: timings.retry_after_max,
@@ -119,6 +123,7 @@ impl Sender {
                 allow_loopback: config.allow_loopback,
                 deny: config.deny_cidrs,
                 ports: config.allow_ports,
+                own: config.own_addresses,
             }),
             quote_private: config.quote_private,
             names: Names::new(config.lookup),

@@ -129,6 +129,10 @@ fn value(variable: &EnvVar, pod: &Pod) -> Result<String> {
     let value = match path {
         Some("metadata.name") => pod.metadata.name.clone(),
         Some("metadata.namespace") => pod.metadata.namespace.clone(),
+        Some("status.podIPs") => {
+            let addresses = pod.status.iter().flat_map(|status| status.pod_ips.iter().flatten());
+            Some(addresses.map(|address| address.ip.as_str()).collect::<Vec<_>>().join(","))
+        }
         Some("spec.nodeName") => spec.and_then(|spec| spec.node_name.clone()),
         Some("spec.serviceAccountName") => spec.and_then(|spec| spec.service_account_name.clone()),
         _ => None,

@@ -106,6 +106,19 @@ async fn what_a_spec_no_longer_has_leaves_the_status() {
     assert_eq!(taken(&receiver).len(), 3);
 }
 
+/// Whoever may create a ContactPoint must not reach the operator's own ports.
+#[tokio::test]
+async fn a_webhook_to_the_operator_itself_is_refused() {
+    let bed = Bed::shared("itself").await;
+    let receiver = Receiver::start().unwrap();
+    let settings = Settings::default().flag("--pod-ip=127.0.0.1,fd00::7");
+    let _operator = Operator::start(&bed, settings).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let (_, words) = condition(&bed.not_ready("hook", "AddressRefused").await);
+    assert!(words.contains("the address 127.0.0.1 is refused: the operator's own address always is"), "{words}");
+    assert_eq!(receiver.requests().len(), 0);
+}
+
 #[tokio::test]
 async fn both_status_fields_stand_in_the_first_status() {
     let bed = Bed::shared("first").await;

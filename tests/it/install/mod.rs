@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Output;
 
 use quartermaster::registry;
-use serde_json::Value;
+use serde_json::{Value, json};
 use testbed::ControlPlane;
 use testbed::process::Folder;
 use tokio::process::Command;

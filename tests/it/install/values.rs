@@ -57,6 +57,18 @@ async fn every_flag_is_reached() {
     }
 }
 
+/// No webhook may go to the operator itself, so it is told its addresses.
+#[tokio::test]
+async fn the_operator_knows_its_own_addresses() {
+    let deployment = &made(&[]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+    let env = &deployment["spec"]["template"]["spec"]["containers"][0]["env"];
+    let variable = Cli::command();
+    let variable = variable.find_subcommand("run").unwrap().get_arguments().find(|it| it.get_long() == Some("pod-ip"));
+    let variable = variable.unwrap().get_env().unwrap().to_str().unwrap().to_owned();
+    let expected = json!({ "name": variable, "valueFrom": { "fieldRef": { "fieldPath": "status.podIPs" } } });
+    assert!(env.as_array().unwrap().contains(&expected), "{env:#}");
+}
+
 /// What the operator is started with.
 async fn args(value: &str) -> Vec<String> {
     let deployment = &made(&["--set", value]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
