@@ -460,6 +460,8 @@ fn on<'a>(resources: impl IntoIterator<Item = (&'a str, &'a str)>, operations: &
         api_versions: Some(vec!["*".into()]),
         operations: Some(operations.iter().map(ToString::to_string).collect()),
         resources: Some(vec![resource.into()]),
+        // The default, written out: kubectl apply compares lists of rules as a whole, and would find a change each time.
+        scope: Some("*".into()),
         ..NamedRuleWithOperations::default()
     };
     MatchResources { resource_rules: Some(resources.into_iter().map(rule).collect()), ..MatchResources::default() }

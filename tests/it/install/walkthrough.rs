@@ -73,6 +73,21 @@ async fn document_002_as_printed() {
     super::makefile::all_targets(&bed).await;
 }
 
+/// Whoever applies the same manifests again must see that nothing has changed.
+#[tokio::test]
+async fn a_second_apply_of_the_same_manifests_changes_nothing() {
+    let plane = ControlPlane::start(Options::default()).await.unwrap();
+    let deploy = format!("{ROOT}/deploy/");
+    plane.run_kubectl(&["apply", "-f", &format!("{deploy}crd.yaml")], "").await.unwrap();
+    plane.run_kubectl(&["apply", "-f", &deploy], "").await.unwrap();
+    let again = plane.run_kubectl(&["apply", "-f", &deploy], "").await.unwrap();
+    assert_eq!(again.lines().count(), objects(&folder("deploy")).len(), "{again}");
+    // kubectl replaces a budget's selector as a whole, and always takes that for a change.
+    let is_same = |line: &&str| line.ends_with(" unchanged") || line.starts_with("poddisruptionbudget.policy/");
+    let changed: Vec<_> = again.lines().filter(|line| !is_same(line)).collect();
+    assert!(changed.is_empty(), "{changed:#?}");
+}
+
 /// What a cluster makes of the shape of the install.
 async fn shaped(bed: &Bed) {
     let at = async |what: &[&str], path: &str| {
