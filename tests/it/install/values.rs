@@ -151,6 +151,54 @@ async fn what_the_operator_exits_at_is_refused() {
     }
 }
 
+/// Whoever may read Pods must not read the proxy's password.
+#[tokio::test]
+async fn a_proxy_password_comes_from_a_secret_alone() {
+    let values = "webhook.proxySecret.name=proxy,webhook.proxySecret.key=url";
+    let deployment = &made(&["--set", values]).await[&format!("apps/v1 Deployment {SYSTEM}/{DEPLOYMENT}")];
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    let command = Cli::command();
+    let run = command.find_subcommand("run").unwrap();
+    let flag = run.get_arguments().find(|it| it.get_long() == Some("webhook-proxy")).unwrap();
+    let variable = flag.get_env().unwrap().to_str().unwrap();
+    let expected = json!({ "name": variable, "valueFrom": { "secretKeyRef": { "name": "proxy", "key": "url" } } });
+    assert!(container["env"].as_array().unwrap().contains(&expected), "{:#}", container["env"]);
+    assert!(!container["args"].to_string().contains("webhook-proxy"), "{:#}", container["args"]);
+
+    let instead = "name that in webhook.proxySecret: {name: NAME, key: KEY}";
+    let both = "give this or webhook.proxy, not both";
+    for (value, words) in [
+        ("webhook.proxy=http://me:sesame@proxy:3128", instead),
+        ("webhook.proxy=http://sesame@proxy", instead),
+        ("extraArgs={--webhook-proxy=http://me:sesame@proxy}", instead),
+        (&format!("extraEnv[0].name={variable},extraEnv[0].value=http://me:sesame@proxy"), instead),
+        ("webhook.proxySecret.name=proxy", "give both, name and key"),
+        ("webhook.proxySecret.key=url", "give both, name and key"),
+        (&format!("{values},webhook.proxy=http://proxy"), both),
+        (&format!("{values},extraArgs={{--webhook-proxy=http://proxy}}"), both),
+        (&format!("{values},extraEnv[0].name={variable},extraEnv[0].value=http://proxy"), both),
+        ("webhook.proxySecret.name=Not/One,webhook.proxySecret.key=url", "/webhook/proxySecret/name"),
+    ] {
+        let (done, said) = template(&["--set-string", value]).await;
+        assert!(!done && said.contains(words) && !said.contains("sesame"), "{value}: {said}");
+    }
+}
+
+/// Neither help nor an error shows what the variable holds.
+#[tokio::test]
+async fn the_proxy_variable_is_shown_nowhere() {
+    for (value, arguments) in [
+        ("http://me:sesame@proxy", &["run", "--help"][..]),
+        ("http://me:sesame@proxy", &["run", "--no-such-flag"]),
+        ("me:sesame@proxy", &["run"]),
+    ] {
+        let mut command = tree_command(env!("CARGO_BIN_EXE_quartermaster"));
+        command.args(arguments).env("QUARTERMASTER_WEBHOOK_PROXY", value);
+        let (_, said) = told(&command.output().await.unwrap());
+        assert!(said.contains("--") && !said.contains("sesame"), "{arguments:?}: {said}");
+    }
+}
+
 /// Nothing is refused that it would start with, up to the bounds.
 #[tokio::test]
 async fn what_the_operator_takes_is_let_through() {
@@ -167,7 +215,7 @@ async fn what_the_operator_takes_is_let_through() {
         "log.level=info\\, quartermaster::notify=debug\\,hyper=off",
         "telegramAPIURL=http://[::1]:8081/base/",
         "telegramAPIURL=https://t.example.com:8443",
-        "webhook.proxy=http://me:ses%20am:e@proxy:3128/",
+        "webhook.proxy=http://proxy:3128/path@1",
         "webhook.proxy=https://[fd00::1]",
         "webhook.denyCIDRs={0.0.0.0/0,10.0.0.1,255.255.255.255/32,fd00::/8,::/0,::1,::ffff:10.0.0.0/104,fe80::1/128}",
         &long,
