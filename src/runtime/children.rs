@@ -230,8 +230,12 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             if !there {
                 match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
-                        // A contest, and what was taken, belong to the child before.
-                        self.drift.forget(&key);
+                        // A new owner's name may be that of a former one, whose children went with it.
+                        if self.seen.take_lost(&key) && !owner.is_fresh() {
+                            self.drift.recreated(owner, &key, &what::<K>(&key));
+                        } else {
+                            self.drift.created(&key);
+                        }
                         let values = Self::project(&created, &content);
                         self.wrote(&key, &created, digest, &values);
                         return Ok(());
@@ -243,6 +247,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                 }
             }
             let Some(live) = Self::sent(&key, api.get_opt(&key.name).await)? else {
+                self.seen.missing(&key);
                 self.seen.absent(&key);
                 if let Some(refused) = refused {
                     return Err(refused);
@@ -470,6 +475,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     pub async fn remove<O: ChildKind>(&self, owner: &Owner, key: &Key, owners: &Owners<O>) -> Result<bool, Trouble> {
         self.drift.forget(key);
         self.unconfirmed.forget(key);
+        self.seen.take_lost(key);
         self.ready().await;
         let _asking = self.seen.asking(key);
         if owner.is_fresh() && self.seen.known(key).is_none() {
@@ -489,6 +495,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         if claim == Claim::Restored {
             owners.confirm(owner).await?;
         }
+        self.seen.removing(key, &live.uid().unwrap_or_default());
         Self::sent(key, apply::remove(&api, &live).await)?;
         Ok(true)
     }

@@ -21,6 +21,8 @@ use crate::cli::Timings;
 
 /// Reason of the Event of a correction.
 pub const CORRECTED: &str = "DriftCorrected";
+/// Reason of the Event of a child that another client deleted.
+pub const RECREATED: &str = "Recreated";
 /// Reason of an owner whose child others keep changing.
 pub const CONTESTED: &str = "DriftContested";
 /// Number of corrections that makes a child contested.
@@ -38,6 +40,8 @@ pub struct Drift {
     episodes: Mutex<HashMap<Key, Episode>>,
     /// Fields that were taken from other managers and not reported yet: the apply that removes them may fail.
     taken: Mutex<HashMap<Key, TakenFields>>,
+    /// When the Event of a child's recreation was emitted.
+    recreated: Mutex<HashMap<Key, Instant>>,
 }
 
 /// Fields taken from other managers.
@@ -92,6 +96,7 @@ impl Drift {
             backoff: Policy { min: timings.drift_backoff_min, max: timings.drift_backoff_max },
             episodes: Mutex::default(),
             taken: Mutex::default(),
+            recreated: Mutex::default(),
         }
     }
 
@@ -194,6 +199,31 @@ impl Drift {
         }
     }
 
+    /// Records a child that exists anew: a contest, and what was taken, belong to the child before.
+    pub fn created(&self, child: &Key) {
+        self.episodes().remove(child);
+        self.taken().remove(child);
+    }
+
+    /// Records that a child, such as `Deployment shop/web`, was created again because another client deleted it. One
+    /// Event within the window reports it.
+    pub fn recreated(&self, owner: &Owner, child: &Key, what: &str) {
+        self.created(child);
+        info!(child = what, "recreated a deleted child");
+        self.corrected.inc();
+        let now = Instant::now();
+        let mut recreated = self.recreated.lock().unwrap_or_else(PoisonError::into_inner);
+        recreated.retain(|_, at| now.duration_since(*at) <= self.window);
+        let is_news = !recreated.contains_key(child);
+        recreated.entry(child.clone()).or_insert(now);
+        drop(recreated);
+        if is_news {
+            let kind = owner.kind();
+            let note = format!("{what} was deleted by another client and is created again: change the {kind} instead");
+            self.events.normal(owner.object_ref(), "Create", RECREATED, note);
+        }
+    }
+
     /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.
     /// Call it when the child matches its desired state or its correction must wait: the episode ends once corrections
     /// have stopped.
@@ -213,8 +243,8 @@ impl Drift {
 
     /// Forgets a child that is no longer desired.
     pub fn forget(&self, child: &Key) {
-        self.episodes().remove(child);
-        self.taken().remove(child);
+        self.created(child);
+        self.recreated.lock().unwrap_or_else(PoisonError::into_inner).remove(child);
     }
 }
 

@@ -9,6 +9,9 @@ use tokio::time::Instant;
 
 use crate::runtime::Key;
 
+/// How many deleted children are remembered until they are created again.
+const MAX_LOST: usize = 10_000;
+
 /// What is kept of the children of one kind.
 pub struct Seen<S> {
     state: Mutex<State<S>>,
@@ -20,6 +23,10 @@ struct State<S> {
     known: HashMap<Key, (Known<S>, Option<Confirmed>)>,
     /// Looked for, and not ours.
     absent: HashSet<Key>,
+    /// Children that another client deleted, until they are created again.
+    lost: HashSet<Key>,
+    /// UIDs of children that the operator deletes.
+    removing: HashMap<Key, String>,
     /// Not listed yet.
     unlisted: BTreeSet<Option<String>>,
     /// What the lists that are under way have shown.
@@ -93,7 +100,8 @@ impl<S: Clone + PartialEq> Seen<S> {
     /// as `trust`.
     pub fn new(unlisted: BTreeSet<Option<String>>, trust: Duration) -> Self {
         let (known, absent, listing, asking) = (HashMap::new(), HashSet::new(), HashMap::new(), HashMap::new());
-        let state = Mutex::new(State { known, absent, unlisted, listing, asking });
+        let (lost, removing) = (HashSet::new(), HashMap::new());
+        let state = Mutex::new(State { known, absent, lost, removing, unlisted, listing, asking });
         Self { state, listed: watch::channel(false).0, trust }
     }
 
@@ -160,7 +168,28 @@ impl<S: Clone + PartialEq> Seen<S> {
 
     /// Nobody will ask for it again.
     pub fn forget(&self, key: &Key) {
-        self.state().absent.remove(key);
+        let mut state = self.state();
+        state.absent.remove(key);
+        state.lost.remove(key);
+        state.removing.remove(key);
+    }
+
+    /// Records that the operator deletes the child of this UID: nobody else has.
+    pub fn removing(&self, key: &Key, uid: &str) {
+        self.state().removing.insert(key.clone(), uid.to_owned());
+    }
+
+    /// Records that a desired child does not exist, perhaps before a watch shows its deletion.
+    pub fn missing(&self, key: &Key) {
+        let mut state = self.state();
+        if let Some(uid) = state.known.get(key).map(|(known, _)| known.uid.clone()) {
+            state.lose(key, &uid);
+        }
+    }
+
+    /// Returns whether another client deleted the child, and forgets that.
+    pub fn take_lost(&self, key: &Key) -> bool {
+        self.state().lost.remove(key)
     }
 
     /// The apiserver is asked for a child, or to make or change it, until this value goes.
@@ -178,6 +207,8 @@ impl<S: Clone + PartialEq> Seen<S> {
             return false;
         }
         state.absent.remove(key);
+        state.lost.remove(key);
+        state.removing.remove(key);
         let confirmed = Confirmed { matched, print: known.print, at: Instant::now() };
         match state.known.get_mut(key) {
             // The watch was faster; the relevant content may be the same.
@@ -235,6 +266,7 @@ impl<S: Clone + PartialEq> Seen<S> {
         if state.known.get(key)?.0.uid != uid {
             return None;
         }
+        state.lose(key, uid);
         state.known.remove(key)?.0.owner
     }
 
@@ -252,7 +284,12 @@ impl<S: Clone + PartialEq> Seen<S> {
         for (_, asked) in state.asking.iter_mut().filter(|(key, _)| here(key) && !shown.contains(*key)) {
             asked.missed = true;
         }
-        let owners = missing.iter().filter_map(|key| state.known.remove(key)?.0.owner).collect();
+        let mut owners = Vec::new();
+        for key in &missing {
+            let Some((known, _)) = state.known.remove(key) else { continue };
+            state.lose(key, &known.uid);
+            owners.extend(known.owner);
+        }
         drop(state);
         self.settled(shard);
         owners
@@ -265,6 +302,21 @@ impl<S: Clone + PartialEq> Seen<S> {
         if state.unlisted.is_empty() {
             self.listed.send_if_modified(|listed| !std::mem::replace(listed, true));
         }
+    }
+}
+
+impl<S> State<S> {
+    /// The known child of this UID is gone.
+    fn lose(&mut self, key: &Key, uid: &str) {
+        if self.removing.get(key).is_some_and(|removing| removing == uid) {
+            self.removing.remove(key);
+            return;
+        }
+        // Only a report depends on it.
+        if self.lost.len() >= MAX_LOST {
+            self.lost.clear();
+        }
+        self.lost.insert(key.clone());
     }
 }
 

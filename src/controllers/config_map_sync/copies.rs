@@ -115,10 +115,15 @@ impl Copies {
         loop {
             let last = tries.next().is_none();
             if !there && let Some(created) = apply::create(&api, MANAGER, &copy::new(source, spec, owner, key)).await? {
+                // A new owner's name may be that of a former one, whose copies went with it.
+                if self.index.copies.take_lost(key) && !owner.is_fresh() {
+                    self.drift.recreated(owner, key, &format!("ConfigMap {key}"));
+                }
                 self.index.right(key, &created, digest);
                 return Ok(true);
             }
             let Some(live) = api.get_opt(&key.name).await? else {
+                self.index.copies.missing(key);
                 if last {
                     return Err(comes_and_goes());
                 }
@@ -150,7 +155,10 @@ impl Copies {
                     desired.meta_mut().managed_fields = None;
                     apply::replace(&api, MANAGER, &desired).await.map(Some)
                 }
-                Step::Recreate => apply::remove(&api, &live).await.map(|()| None),
+                Step::Recreate => {
+                    self.index.copies.removing(key, &live.uid().unwrap_or_default());
+                    apply::remove(&api, &live).await.map(|()| None)
+                }
             };
             match written {
                 Ok(Some(written)) => {
@@ -207,6 +215,7 @@ impl Copies {
                 orphan.meta_mut().managed_fields = None;
                 apply::replace(&api, MANAGER, &orphan).await.map(drop)
             } else {
+                self.index.copies.removing(key, &live.uid().unwrap_or_default());
                 apply::remove(&api, &live).await
             };
             match done {

@@ -15,6 +15,7 @@ use super::{Error, MyApps};
 use crate::api::MyApp;
 use crate::runtime::children::{Child, Trouble};
 use crate::runtime::conditions::{self, READY};
+use crate::runtime::drift::RECREATED;
 use crate::runtime::ownership::{Claim, Owner};
 use crate::runtime::reconciler::Outcome;
 use crate::runtime::{Key, apply};
@@ -77,7 +78,7 @@ impl MyApps {
                 let replaced = self.note(key, |notes| std::mem::take(&mut notes.replaced));
                 if !replaced && app.status.as_ref().is_some_and(|status| status.pod_name.is_some()) {
                     let words = format!("{} was gone, and is made again", child.key.name);
-                    self.events.normal(app.object_ref(&()), "Create", "Recreated", words);
+                    self.events.normal(app.object_ref(&()), "Create", RECREATED, words);
                 }
                 return Ok(Passed::with(Standing::of(child.report), Outcome::Done));
             }

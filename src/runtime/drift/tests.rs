@@ -109,3 +109,21 @@ async fn what_is_kept_and_told_is_bounded() {
     drift.corrected(&owner(None), &Key::new("shop", "db"), &correction);
     assert_eq!(drift.episodes().len(), 1, "the other one is over");
 }
+
+#[tokio::test(start_paused = true)]
+async fn recreation_is_reported_once_within_the_window_and_counted_each_time() {
+    let drift = drift();
+    let reported = |drift: &Drift| drift.recreated.lock().unwrap().get(&child()).copied();
+    drift.recreated(&owner(None), &child(), "Deployment shop/web");
+    let first = reported(&drift);
+    assert!(first.is_some());
+    tokio::time::advance(MINUTE).await;
+    drift.recreated(&owner(None), &child(), "Deployment shop/web");
+    assert_eq!(reported(&drift), first, "no second Event, and no longer silence");
+    tokio::time::advance(MINUTE * 10).await;
+    drift.recreated(&owner(None), &child(), "Deployment shop/web");
+    assert!(reported(&drift) > first);
+    assert_eq!(drift.corrected.get(), 3);
+    drift.forget(&child());
+    assert_eq!(reported(&drift), None);
+}

@@ -180,3 +180,57 @@ async fn what_a_list_does_not_show_is_gone() {
     assert_eq!(seen.look(&key("web"), "d"), Look::Unknown);
     assert_eq!(seen.look(&key("db"), "d"), Look::Other);
 }
+
+#[test]
+fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
+    let seen = Seen::new([None].into(), TRUST);
+    let web = key("web");
+    assert!(!seen.take_lost(&web), "it was never there");
+    seen.missing(&web);
+    assert!(!seen.take_lost(&web), "it was never there");
+    seen.wrote(&web, child(5, 0, 1), matched("d"));
+    seen.gone(&web, "2");
+    assert!(!seen.take_lost(&web), "another one of its name");
+    seen.gone(&web, "1");
+    assert!(seen.take_lost(&web) && !seen.take_lost(&web), "once");
+
+    // A list does not show it, or it is not found before the watch shows anything.
+    seen.wrote(&web, child(6, 0, 1), matched("d"));
+    seen.listing(None);
+    seen.listed(None);
+    assert!(seen.take_lost(&web));
+    seen.wrote(&web, child(7, 0, 1), matched("d"));
+    seen.missing(&web);
+    assert!(seen.take_lost(&web));
+    seen.gone(&web, "1");
+    seen.wrote(&web, child(8, 0, 1), matched("d"));
+    assert!(!seen.take_lost(&web), "it is there again");
+}
+
+#[test]
+fn child_that_the_operator_deletes_is_not_lost() {
+    let seen = Seen::new([None].into(), TRUST);
+    let web = key("web");
+    seen.wrote(&web, child(5, 0, 1), matched("d"));
+    seen.removing(&web, "1");
+    seen.gone(&web, "1");
+    assert!(!seen.take_lost(&web));
+    // The next one is another one.
+    seen.wrote(&web, child(6, 0, 1), matched("d"));
+    seen.gone(&web, "1");
+    assert!(seen.take_lost(&web));
+    seen.removing(&web, "1");
+    seen.forget(&web);
+    assert!(seen.state().removing.is_empty() && seen.state().lost.is_empty());
+}
+
+#[test]
+fn lost_children_are_bounded() {
+    let seen = Seen::new([None].into(), TRUST);
+    for number in 0..=MAX_LOST {
+        let web = key(&number.to_string());
+        seen.wrote(&web, child(5, 0, 1), matched("d"));
+        seen.gone(&web, "1");
+    }
+    assert_eq!(seen.state().lost.len(), 1);
+}

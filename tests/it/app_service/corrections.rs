@@ -290,6 +290,49 @@ async fn correction_is_told_once_an_episode_and_counted_each_time() {
     assert!(operator.logs().contains("corrected drift"), "an INFO line tells it");
 }
 
+#[tokio::test]
+async fn a_child_that_somebody_deletes_is_told_and_one_that_the_operator_deletes_is_not() {
+    let bed = Bed::shared("recreated").await;
+    let operator = Operator::start(&bed, Settings::default()).await;
+    let with_port = json!({ "size": 0, "image": "nginx:1.7.9", "ports": [{ "port": 80 }] });
+    let without = json!({ "size": 0, "image": "nginx:1.7.9" });
+    app(&bed, "web", with_port.clone()).await;
+    ready(&bed, "web").await;
+    // The operator itself deletes the Service, and creates it again.
+    respec(&bed, "web", without).await;
+    until("the Service is gone", SOON, async || Ok(bed.api::<Service>().get_opt("web").await?.is_none().then_some(())))
+        .await
+        .unwrap();
+    respec(&bed, "web", with_port).await;
+    bed.until("web", "is back", |service: &Service| service.metadata.deletion_timestamp.is_none()).await;
+    ready(&bed, "web").await;
+    let series = "quartermaster_drift_corrections_total{controller=\"appservice\"}";
+    assert_eq!(metric(&operator, series).await, Some(0.0));
+
+    for corrected in [1.0, 2.0] {
+        let before = deployment(&bed, "web").await.uid();
+        bed.kubectl(&["delete", "deployment", "web"]).await;
+        until("the Deployment is back", SOON, async || {
+            let now = bed.api::<Deployment>().get_opt("web").await?;
+            Ok(now.filter(|now| now.uid() != before))
+        })
+        .await
+        .unwrap();
+        until("it is counted", SOON, async || {
+            let counted = metric(&operator, series).await;
+            anyhow::ensure!(counted == Some(corrected), "{counted:?}");
+            Ok(Some(()))
+        })
+        .await
+        .unwrap();
+    }
+    let words = bed.event("web", "Recreated").await;
+    let what = format!("Deployment {}/web was deleted by another client", bed.namespace);
+    assert!(words.starts_with(&what) && words.ends_with("change the AppService instead"), "{words}");
+    assert_eq!(bed.events("web", "Recreated").await.len(), 1, "once within 10 minutes");
+    assert!(operator.logs().contains("recreated a deleted child"), "an INFO line tells it");
+}
+
 /// An autoscaler on the Deployment itself keeps changing it.
 #[tokio::test]
 async fn app_is_contested_while_an_autoscaler_scales_its_deployment() {

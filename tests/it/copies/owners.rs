@@ -173,6 +173,29 @@ async fn a_loop_names_no_object_of_another_namespace() {
 }
 
 #[tokio::test]
+async fn a_copy_that_somebody_deletes_is_told_and_one_that_the_operator_replaces_is_not() {
+    let shop = Shop::shared("lost").await;
+    let far = shop.open("far", json!({})).await;
+    let _operator = shop.operator(&["far"]).await;
+    shop.map(&shop.bed.namespace, "settings", json!({ "data": { "a": "1" } })).await;
+    shop.sync("s", json!({ "destinationNamespace": far })).await;
+    shop.copied(&far, "settings", json!({ "a": "1" })).await;
+    shop.reads("s", "Synced").await;
+    // An immutable copy is deleted and created again by the operator.
+    shop.edit(&shop.bed.namespace, "settings", json!({ "immutable": true })).await;
+    shop.until(&far, "settings", "is immutable", |map| map.immutable == Some(true)).await;
+    shop.drop(&shop.bed.namespace, "settings").await;
+    shop.map(&shop.bed.namespace, "settings", json!({ "data": { "a": "2" } })).await;
+    shop.copied(&far, "settings", json!({ "a": "2" })).await;
+    shop.rests("s").await;
+    assert!(shop.bed.events("s", "Recreated").await.is_empty());
+    shop.drop(&far, "settings").await;
+    shop.copied(&far, "settings", json!({ "a": "2" })).await;
+    let words = shop.bed.event("s", "Recreated").await;
+    assert!(words.starts_with(&format!("ConfigMap {far}/settings was deleted by another client")), "{words}");
+}
+
+#[tokio::test]
 async fn one_that_comes_back_from_a_backup_is_taken_back() {
     let shop = Shop::shared("restored").await;
     let far = shop.open("far", json!({})).await;
