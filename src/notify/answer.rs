@@ -100,7 +100,7 @@ impl Secrets {
     /// The beginning of what a receiver said, for a message.
     pub(super) fn quote(&self, body: &[u8]) -> String {
         if !self.quotable {
-            return "(not shown)".into();
+            return format!("(not shown: a secret of fewer than {WHOLE} characters cannot be redacted in it)");
         }
         let text = self.redact(&String::from_utf8_lossy(body));
         let text = text.replace(leaves_line, " ");

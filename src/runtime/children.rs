@@ -442,14 +442,20 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     ) {
         let TakenFields { fields: taken, mut managers } = self.drift.take_taken(key);
         let mut changed = Vec::new();
-        if let Some((observed, managed)) = before {
-            changed = observed.differences(after);
+        let mut observed = Projection::default();
+        if let Some((values, managed)) = before {
+            changed = values.differences(after);
             managers.extend(managed_fields::last_writer(&managed, self.manager, &changed).map(str::to_owned));
+            observed = values;
         }
         changed.extend(taken);
         let manager = managers.into_iter().collect::<Vec<_>>().join(" and ");
         let manager = Some(&*manager).filter(|manager| !manager.is_empty());
-        self.drift.corrected(owner, key, &Correction { what: &what::<K>(key), fields: &changed, manager, digest });
+        self.drift.corrected(
+            owner,
+            key,
+            &Correction { what: &what::<K>(key), fields: &changed, before: &observed, manager, digest },
+        );
     }
 
     /// Returns the message about a child that other managers keep changing, and the delay until the next reconcile.

@@ -15,7 +15,7 @@ use tracing::info;
 use super::Key;
 use super::backoff::{Policy, Series};
 use super::events::Events;
-use super::fields::{self, Path};
+use super::fields::{self, Path, Projection};
 use super::ownership::Owner;
 use crate::cli::Timings;
 
@@ -62,6 +62,8 @@ pub struct Correction<'a> {
     pub what: &'a str,
     /// The fields that were changed.
     pub fields: &'a [Path],
+    /// The values before the correction.
+    pub before: &'a Projection,
     /// Manager that changed the fields, if known.
     pub manager: Option<&'a str>,
     /// Digest of the child's desired state.
@@ -152,13 +154,14 @@ impl Drift {
 
     /// Records a correction of a child.
     pub fn corrected(&self, owner: &Owner, child: &Key, correction: &Correction<'_>) {
-        let Correction { what, fields, manager, digest } = correction;
+        let Correction { what, fields, before, manager, digest } = correction;
         // No value differs: admission or the apiserver spells a value differently.
         if fields.is_empty() {
             return;
         }
+        let values = fields::old_values(fields, before);
         let (fields, by) = (fields::in_words(fields), manager.unwrap_or("another client"));
-        info!(child = what, fields, manager, "corrected drift");
+        info!(child = what, fields, before = values, manager, "corrected drift");
         self.corrected.inc();
         let kind = owner.kind();
         let advice = self
@@ -194,7 +197,8 @@ impl Drift {
             episode.reported.len() < MAX_REPORTED && episode.reported.insert(format!("{by} keeps changing {fields}"));
         drop(episodes);
         if is_news {
-            let note = format!("corrected {fields} of {what}, changed by {by}: {advice}");
+            let values = if values.is_empty() { values } else { format!("; before: {values}") };
+            let note = format!("corrected {fields} of {what}, changed by {by}: {advice}{values}");
             self.events.warning(owner.object_ref(), "Correct", CORRECTED, note);
         }
     }

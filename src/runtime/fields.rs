@@ -17,6 +17,26 @@ pub type Path = Vec<String>;
 
 /// Maximum number of fields named in a message.
 const NAMED: usize = 5;
+/// Fields whose values a message may show: those of environment variables, arguments, annotations and `ConfigMap`s may be
+/// secrets.
+const SHOWN: [&str; 14] = [
+    "averageUtilization",
+    "containerPort",
+    "cpu",
+    "image",
+    "imagePullPolicy",
+    "maxReplicas",
+    "memory",
+    "minReplicas",
+    "nodePort",
+    "port",
+    "protocol",
+    "replicas",
+    "targetPort",
+    "type",
+];
+/// Longest value that a message shows, in characters.
+const MAX_SHOWN: usize = 64;
 
 /// Values of an object at some fields; null where a field is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,6 +114,20 @@ impl Projection {
             }
         }
         differences
+    }
+
+    /// Returns the value at the field, if it is short and no secret can be in it.
+    pub fn shown(&self, path: &Path) -> Option<String> {
+        let name = path.last()?.strip_prefix("f:")?;
+        // The keys of ConfigMaps and annotations may have any name.
+        let is_spec = path.first()? == "f:spec" && !path.iter().any(|element| element == "f:annotations");
+        let text = match self.values.get(path)? {
+            _ if !is_spec || !SHOWN.contains(&name) => return None,
+            Value::String(text) => text.clone(),
+            Value::Number(number) => number.to_string(),
+            _ => return None,
+        };
+        (text.chars().count() <= MAX_SHOWN && !text.contains(char::is_control)).then_some(text)
     }
 
     fn walk(&mut self, path: &mut Path, live: Option<&Value>, desired: &Value, sets: &[&Value]) {
@@ -251,6 +285,13 @@ fn quantity(text: &str) -> Option<i128> {
     let scaled = digits.checked_mul(2_i128.checked_pow(two.unsigned_abs())?)?;
     let factor = 10_i128.checked_pow(ten.unsigned_abs())?;
     if ten >= 0 { scaled.checked_mul(factor) } else { (scaled % factor == 0).then_some(scaled / factor) }
+}
+
+/// Formats the values that `before` [shows](Projection::shown) as `spec.replicas=5, spec.type=NodePort`; only the first few
+/// of many.
+pub fn old_values(paths: &[Path], before: &Projection) -> String {
+    let shown = paths.iter().filter_map(|path| Some(format!("{}={}", name(path), before.shown(path)?)));
+    shown.take(NAMED).collect::<Vec<_>>().join(", ")
 }
 
 /// Formats fields as `spec.replicas and spec.template.spec.containers[name=web].image`; only the first few of many.

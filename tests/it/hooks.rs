@@ -266,7 +266,7 @@ async fn answer_of_a_private_address_is_not_shown_by_default() {
     bed.webhook("port", "http://127.0.0.1:1/").await;
     for name in ["answers", "by-name"] {
         let (_, said) = condition(&bed.not_ready(name, "NotFound").await);
-        assert!(said.contains("404") && !said.contains("words"), "{said}");
+        assert!(said.contains("(404 (not shown: a private address))") && !said.contains("words"), "{said}");
         assert_eq!(bed.event(name, "NotFound").await, said);
     }
     let (_, silent) = condition(&bed.not_ready("silent", "Unreachable").await);

@@ -181,11 +181,16 @@ impl Copies {
     fn report_correction(&self, owner: &Owner, key: &Key, digest: &str, before: &ConfigMap, after: &ConfigMap) {
         // Serialization cannot fail: both objects came from JSON.
         let values = |map| fields::all(&fields::content(&serde_json::to_value(map).unwrap_or_default()));
-        let changed = values(before).differences(&values(after));
+        let observed = values(before);
+        let changed = observed.differences(&values(after));
         let managed = before.metadata.managed_fields.as_deref().unwrap_or_default();
         let manager = managed_fields::last_writer(managed, MANAGER, &changed);
         let what = format!("ConfigMap {key}");
-        self.drift.corrected(owner, key, &Correction { what: &what, fields: &changed, manager, digest });
+        self.drift.corrected(
+            owner,
+            key,
+            &Correction { what: &what, fields: &changed, before: &observed, manager, digest },
+        );
     }
 
     /// What is ours; also what was that of one of our name which is gone.

@@ -185,7 +185,8 @@ impl<T: Transport> Reconciler for ContactPoints<T> {
                 let tested = self.set_up(&key, &point, gathered);
                 let (standing, tests) = (self.outbox.standing(&key), self.outbox.tests_accepted(&key));
                 let before = point.status.as_ref();
-                let status = standing::status(before, &standing, &tested, tests, generation, now.clone());
+                let is_failing = self.outbox.failing(&key).is_some();
+                let status = standing::status(before, &standing, is_failing, &tested, tests, generation, now.clone());
                 if let Some(mut status) = status.or_else(|| before.cloned()) {
                     standing::name_left_out(&mut status, &self.outbox.left_out_of(&key), generation, now);
                     let ready = status.ready;

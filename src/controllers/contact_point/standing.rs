@@ -48,10 +48,13 @@ fn kept(before: Option<&ContactPointStatus>, spec: &str) -> ContactPointStatus {
     ContactPointStatus { migrated_to_chat_id: migrated(before, spec), ..before.cloned().unwrap_or_default() }
 }
 
-/// The status that says how the receiver stands; none while there is nothing new to say.
+/// Returns the status that says how the receiver stands; none while there is nothing new to say. `is_failing`: messages
+/// have failed more than once in a row.
+#[allow(clippy::too_many_arguments)] // all that the status depends on
 pub fn status(
     before: Option<&ContactPointStatus>,
     standing: &Standing,
+    is_failing: bool,
     tested: &Tested,
     tests_accepted: AcceptedTests,
     generation: i64,
@@ -61,6 +64,7 @@ pub fn status(
     let (well, reason, message) = match standing {
         // What is said of an endpoint that was tested stands, for this generation too; also while its receiver is away: its
         // messages wait, and each object of theirs says so.
+        Standing::Retrying(_) if is_failing && known_well(&status, tested) => (true, "Ready", AWAY.to_owned()),
         Standing::Untried | Standing::Retrying(_) if known_well(&status, tested) => {
             (true, "Ready", ready(status.migrated_to_chat_id))
         }
@@ -85,6 +89,9 @@ pub fn status(
     Some(status)
 }
 
+/// Message of a contact point that was tested and whose receiver does not accept messages now.
+const AWAY: &str = "the receiver does not accept messages at the moment: they wait, and the operator retries";
+
 fn ready(migrated: Option<i64>) -> String {
     match migrated {
         Some(chat) => format!("the group became the supergroup {chat}, where messages now go; write that chatId"),
@@ -102,7 +109,8 @@ pub fn name_left_out(status: &mut ContactPointStatus, left_out: &[(Key, String)]
     let others: Vec<_> = others.iter().map(|(field, _)| format!("{:?}", &*field.name)).collect();
     let others = if others.is_empty() { String::new() } else { format!("; the same for {}", others.join(", ")) };
     let message = format!(
-        "the apiserver refuses to write the status of TrackedField {:?}, so nothing more of it is sent: {why}{others}",
+        "the apiserver refuses to write the status of TrackedField {:?}, so nothing more of it is sent: {why}{others}; change \
+         the admission policy or webhook so that it accepts writes of trackedfields/status",
         &*first.name
     );
     conditions::set(&mut status.conditions, OUTCOMES_RECORDED, false, WRITE_REJECTED, &message, generation, now);
@@ -157,13 +165,13 @@ mod tests {
     }
 
     fn ready() -> ContactPointStatus {
-        status(None, &Standing::Taken { migrated_to: None }, &tested(), none(), 1, at(0)).unwrap()
+        status(None, &Standing::Taken { migrated_to: None }, false, &tested(), none(), 1, at(0)).unwrap()
     }
 
     #[test]
     fn the_first_attempt_makes_it_initialized_whatever_came_of_it() {
         let failed =
-            status(None, &Standing::Retrying("connection refused".into()), &tested(), none(), 1, at(0)).unwrap();
+            status(None, &Standing::Retrying("connection refused".into()), false, &tested(), none(), 1, at(0)).unwrap();
         assert!(failed.initialized && !failed.ready);
         assert_eq!(conditions::get(&failed.conditions, READY).unwrap().reason, "Unreachable");
         assert_eq!(failed.tested, None, "an attempt that may be repeated is no test");
@@ -179,7 +187,7 @@ mod tests {
     #[test]
     fn what_the_original_program_called_ready_stays_ready() {
         let theirs = ContactPointStatus { initialized: true, ready: true, ..ContactPointStatus::default() };
-        let ours = status(Some(&theirs), &Standing::Untried, &tested(), none(), 3, at(0)).unwrap();
+        let ours = status(Some(&theirs), &Standing::Untried, false, &tested(), none(), 3, at(0)).unwrap();
         assert!(ours.ready && ours.initialized);
         assert_eq!((ours.observed_generation, ours.tested), (Some(3), Some(tested())));
     }
@@ -189,32 +197,50 @@ mod tests {
     #[case::a_receiver_that_is_away(Standing::Retrying("timeout".into()))]
     fn a_tested_one_stays_as_it_is(#[case] standing: Standing) {
         let before = ready();
-        let after = status(Some(&before), &standing, &tested(), none(), 1, at(9)).unwrap_or_else(|| before.clone());
+        let after =
+            status(Some(&before), &standing, false, &tested(), none(), 1, at(9)).unwrap_or_else(|| before.clone());
         assert_eq!(after, before);
+    }
+
+    #[test]
+    fn a_receiver_that_stays_away_is_not_said_to_take_messages() {
+        let away = |is_failing| {
+            let standing = Standing::Retrying("timeout".into());
+            status(Some(&ready()), &standing, is_failing, &tested(), none(), 1, at(9)).unwrap()
+        };
+        let words = |status: &ContactPointStatus| conditions::get(&status.conditions, READY).unwrap().message.clone();
+        assert_eq!(words(&away(false)), words(&ready()), "one failure is no news");
+        assert!(away(true).ready && words(&away(true)) == AWAY);
+        let taken = Standing::Taken { migrated_to: None };
+        let back = status(Some(&away(true)), &taken, false, &tested(), none(), 1, at(9)).unwrap();
+        assert_eq!(words(&back), words(&ready()));
     }
 
     #[test]
     fn a_new_secret_is_tested_before_anything_is_said() {
         let new = Tested { spec: "abc".into(), secrets: vec!["uid/2".into()] };
-        assert_eq!(status(Some(&ready()), &Standing::Untried, &new, none(), 1, at(9)), None);
+        assert_eq!(status(Some(&ready()), &Standing::Untried, false, &new, none(), 1, at(9)), None);
     }
 
     #[test]
     fn a_move_is_told_until_the_spec_changes() {
         let moved =
-            status(Some(&ready()), &Standing::Taken { migrated_to: Some(-100) }, &tested(), none(), 1, at(1)).unwrap();
+            status(Some(&ready()), &Standing::Taken { migrated_to: Some(-100) }, false, &tested(), none(), 1, at(1))
+                .unwrap();
         assert_eq!(migrated(Some(&moved), "abc"), Some(-100));
         let words = |status: &ContactPointStatus| conditions::get(&status.conditions, READY).unwrap().message.clone();
         assert!(words(&moved).contains("-100"), "{}", words(&moved));
         // After a restart nothing is new.
-        let again = status(Some(&moved), &Standing::Untried, &tested(), none(), 1, at(2)).unwrap();
+        let again = status(Some(&moved), &Standing::Untried, false, &tested(), none(), 1, at(2)).unwrap();
         assert_eq!(again, moved);
 
         let other = Tested { spec: "def".into(), ..tested() };
         assert_eq!(migrated(Some(&moved), &other.spec), None, "another chat's move");
-        let taken = status(Some(&moved), &Standing::Taken { migrated_to: None }, &other, none(), 2, at(3)).unwrap();
+        let taken =
+            status(Some(&moved), &Standing::Taken { migrated_to: None }, false, &other, none(), 2, at(3)).unwrap();
         assert_eq!((taken.migrated_to_chat_id, words(&taken)), (None, "messages can be sent".to_owned()));
-        let away = status(Some(&moved), &Standing::Retrying("timeout".into()), &other, none(), 2, at(3)).unwrap();
+        let away =
+            status(Some(&moved), &Standing::Retrying("timeout".into()), false, &other, none(), 2, at(3)).unwrap();
         let blocked = blocked(Some(&moved), &other.spec, "SecretNotFound", "no", 2, at(3));
         assert_eq!((away.migrated_to_chat_id, blocked.migrated_to_chat_id), (None, None));
     }
@@ -226,7 +252,7 @@ mod tests {
         true,
     )]
     #[case::stopped(
-        status(None, &Standing::Stopped { reason: "Unauthorized", message: "401".into() }, &tested(), none(), 1, at(0)),
+        status(None, &Standing::Stopped { reason: "Unauthorized", message: "401".into() }, false, &tested(), none(), 1, at(0)),
         false,
     )]
     #[case::new(None, false)]
@@ -242,7 +268,7 @@ mod tests {
         assert_eq!(suspended(Some(&held), "abc", 2, at(6)), held, "it is written once");
 
         assert_eq!(known_well(&held, &tested()), again);
-        let resumed = status(Some(&held), &Standing::Untried, &tested(), none(), 3, at(9));
+        let resumed = status(Some(&held), &Standing::Untried, false, &tested(), none(), 3, at(9));
         assert_eq!(resumed.is_some(), again);
         if let Some(resumed) = resumed {
             assert!(resumed.ready && resumed.ready_when_resumed.is_none());
@@ -258,7 +284,7 @@ mod tests {
         let lost = blocked(Some(&ready()), "abc", "SecretNotFound", "no", 1, at(5));
         assert!(!lost.ready && known_well(&lost, &tested()));
         assert_eq!(blocked(Some(&lost), "abc", "SecretNotFound", "no", 1, at(6)), lost, "it is written once");
-        let found = status(Some(&lost), &Standing::Untried, &tested(), none(), 1, at(9)).unwrap();
+        let found = status(Some(&lost), &Standing::Untried, false, &tested(), none(), 1, at(9)).unwrap();
         assert!(found.ready && found.ready_when_resumed.is_none());
         assert!(!known_well(&lost, &Tested { secrets: vec!["uid/2".into()], ..tested() }));
     }
@@ -271,11 +297,8 @@ mod tests {
         name_left_out(&mut status, &[field("a", &why[0]), field("b", &why[1])], 1, at(1));
         let condition = conditions::get(&status.conditions, OUTCOMES_RECORDED).unwrap();
         assert_eq!((&*condition.status, &*condition.reason), ("False", WRITE_REJECTED));
-        assert!(
-            condition
-                .message
-                .ends_with("TrackedField \"a\", so nothing more of it is sent: webhook denied it; the same for \"b\"")
-        );
+        let said = "TrackedField \"a\", so nothing more of it is sent: webhook denied it; the same for \"b\"; change the admission";
+        assert!(condition.message.contains(said), "{}", condition.message);
         name_left_out(&mut status, &[field("b", &why[1]), field("c", &why[0])], 1, at(1));
         let condition = conditions::get(&status.conditions, OUTCOMES_RECORDED).unwrap();
         assert!(condition.message.contains("x; the same for \"c\""), "{}", condition.message);
@@ -302,10 +325,10 @@ mod tests {
     #[test]
     fn a_stop_and_its_end_are_told() {
         let stopped = Standing::Stopped { reason: "Unauthorized", message: "401".into() };
-        let status_ = status(Some(&ready()), &stopped, &tested(), none(), 1, at(5)).unwrap();
+        let status_ = status(Some(&ready()), &stopped, false, &tested(), none(), 1, at(5)).unwrap();
         assert!(!status_.ready && status_.initialized);
         let again =
-            status(Some(&status_), &Standing::Taken { migrated_to: None }, &tested(), none(), 1, at(8)).unwrap();
+            status(Some(&status_), &Standing::Taken { migrated_to: None }, false, &tested(), none(), 1, at(8)).unwrap();
         assert!(again.ready);
         assert_eq!(conditions::get(&again.conditions, READY).unwrap().last_transition_time, at(8));
     }

@@ -178,7 +178,8 @@ impl Waiting {
             Self::ContactPointNew { name } => format!("{name:?}: it has not been tried yet"),
             Self::ContactPointNotReady { name, because } => format!("{name:?}: {because}"),
             Self::WriteRejected(message) => format!(
-                "the apiserver refuses to write the status, so nothing is recorded and nothing more is sent: {}",
+                "the apiserver refuses to write the status, so nothing is recorded and nothing more is sent: {}; change the \
+                 admission policy or webhook so that it accepts writes of trackedfields/status, or delete this TrackedField",
                 brief(message)
             ),
             Self::DeliveryFailing { name, message } => format!("{name:?}: {message}; it is tried again"),

@@ -93,6 +93,8 @@ impl Lines {
         }
         concerned.point = line.retry(message, after, patience, now);
         if line.failures == FAILING_FROM {
+            // The contact point stays ready, and its message says that messages wait.
+            concerned.point |= line.stage == Gate::Open;
             concerned.fields.extend(line.offers.keys().cloned());
         }
         concerned

@@ -191,6 +191,9 @@ impl Quote {
 const NO_ANSWER: &str = "no answer from the endpoint; the operator tells no more of a private address. Check URL, TLS and \
     NetworkPolicies";
 
+/// In place of the answer of an address that is not quoted.
+const NOT_QUOTED: &str = "(not shown: a private address)";
+
 /// What a request needs besides the hook.
 pub(super) struct Call<'a> {
     pub(super) client: &'a reqwest::Client,
@@ -229,7 +232,7 @@ impl Call<'_> {
         } else {
             answer::body(&mut response).await
         };
-        let said = if quotable { secrets.quote(&body) } else { String::new() };
+        let said = if quotable { secrets.quote(&body) } else { NOT_QUOTED.into() };
         understand(status, after, &said, taken)
     }
 

@@ -28,7 +28,9 @@ fn child() -> Key {
 
 fn correct(drift: &Drift, field: &str) {
     let fields = [vec!["f:spec".to_owned(), format!("f:{field}")]];
-    let correction = Correction { what: "Deployment shop/web", fields: &fields, manager: Some("kubectl"), digest: "d" };
+    let before = &Projection::default();
+    let correction =
+        Correction { what: "Deployment shop/web", fields: &fields, before, manager: Some("kubectl"), digest: "d" };
     drift.corrected(&owner(None), &child(), &correction);
 }
 
@@ -105,7 +107,8 @@ async fn what_is_kept_and_told_is_bounded() {
     assert_eq!(reported(&drift), MAX_REPORTED);
     assert_eq!(drift.episodes()[&child()].at.len(), REPEATED);
     tokio::time::advance(MINUTE * 11).await;
-    let correction = Correction { what: "Service shop/db", fields: &[], manager: None, digest: "d" };
+    let before = &Projection::default();
+    let correction = Correction { what: "Service shop/db", fields: &[], before, manager: None, digest: "d" };
     drift.corrected(&owner(None), &Key::new("shop", "db"), &correction);
     assert_eq!(drift.episodes().len(), 1, "the other one is over");
 }

@@ -138,3 +138,26 @@ fn many_fields_are_named_by_the_first() {
     let label = ["f:metadata", "f:labels", "f:app.kubernetes.io/name"].map(str::to_owned).to_vec();
     assert_eq!(in_words(&[label]), "metadata.labels[app.kubernetes.io/name]");
 }
+
+#[test]
+fn values_that_may_be_secret_are_not_shown() {
+    let container = json!({
+        "name": "web", "image": "nginx:evil", "args": ["--password=sesame"], "command": ["sesame"],
+        "env": [{ "name": "image", "value": "sesame" }],
+        "livenessProbe": { "httpGet": { "port": 80, "path": "/sesame", "httpHeaders": [{ "name": "type", "value": "sesame" }] } },
+    });
+    let metadata = json!({ "annotations": { "image": "sesame", "type": "sesame" } });
+    let object = json!({
+        "metadata": metadata, "data": { "image": "sesame", "port": "sesame" },
+        "spec": { "replicas": 5, "type": "a".repeat(65), "port": "two\nlines",
+            "template": { "metadata": metadata, "spec": { "containers": [container] } } },
+    });
+    let values = all(&object);
+    let paths: Vec<_> = values.values.keys().cloned().collect();
+    let shown: Vec<_> = paths.iter().filter_map(|path| values.shown(path)).collect();
+    assert_eq!(shown, ["5", "nginx:evil", "80"]);
+    let replicas = vec![vec!["f:spec".to_owned(), "f:replicas".into()]];
+    assert_eq!(old_values(&replicas, &values), "spec.replicas=5");
+    assert_eq!(old_values(&replicas, &Projection::default()), "");
+    assert!(!old_values(&paths, &values).contains("sesame"));
+}

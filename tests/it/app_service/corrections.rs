@@ -286,6 +286,7 @@ async fn correction_is_told_once_an_episode_and_counted_each_time() {
         words.contains("spec.template.spec.containers[name=web].image") && words.contains("kubectl-set"),
         "{words}"
     );
+    assert!(words.ends_with("; before: spec.template.spec.containers[name=web].image=nginx:evil"), "{words}");
     assert_eq!(bed.events("web", "DriftCorrected").await.len(), 1);
     assert!(operator.logs().contains("corrected drift"), "an INFO line tells it");
 }

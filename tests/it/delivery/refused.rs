@@ -252,6 +252,10 @@ async fn a_refused_digest_does_not_stop_the_contact_point(#[case] code: u16) {
         bed.track(name, "Deployment", "web", "replicas", "hook").await;
         bed.waiting(name, "DeliveryFailing: ").await;
     }
+    bed.until("hook", "is ready, and does not say that messages can be sent", |point: &ContactPoint| {
+        point.status.as_ref().unwrap().ready && condition(point).1.contains("the receiver does not accept messages")
+    })
+    .await;
     for replicas in 2..4 {
         bed.scale("web", replicas).await;
     }
@@ -264,8 +268,11 @@ async fn a_refused_digest_does_not_stop_the_contact_point(#[case] code: u16) {
     }
     let refused = receiver.requests().iter().filter(|request| request.answered.unwrap().as_u16() == code).count();
     assert!(refused > 0, "there was no digest");
-    let after = bed.api::<ContactPoint>().get("hook").await.unwrap();
-    assert_eq!(after.metadata.resource_version, before.metadata.resource_version, "{:?}", after.status);
+    bed.until("hook", "is as before", |after: &ContactPoint| {
+        let told = |point: &ContactPoint| point.status.clone().map(|status| (status.ready, status.conditions));
+        told(after) == told(&before)
+    })
+    .await;
 }
 
 /// A rejected message does not change the contact point while others are accepted.

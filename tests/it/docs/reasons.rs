@@ -141,7 +141,9 @@ fn every_reason_of_a_contact_point_has_its_row() {
     let page = page("contact-point.md");
     let now = || Time(k8s_openapi::jiff::Timestamp::default());
     let of = |standing: &Standing| {
-        standing::status(None, standing, &Tested::default(), AcceptedTests::default(), 1, now()).unwrap().conditions[0]
+        standing::status(None, standing, false, &Tested::default(), AcceptedTests::default(), 1, now())
+            .unwrap()
+            .conditions[0]
             .reason
             .clone()
     };
