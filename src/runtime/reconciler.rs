@@ -1,17 +1,17 @@
 //! The trait that a controller implements, and what surrounds each of its passes: a time limit, a guard against panics,
 //! a growing delay after failures, a cap on how many run at once, one log line, one measurement.
 
-use std::collections::HashMap;
-use std::convert::Infallible;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::{FutureExt, StreamExt};
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt, future};
 use kube::core::Status;
-use kube::runtime::controller::{Action, Config as ApplierConfig, Error as ApplierError, ReconcileRequest, applier};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Resource, ResourceExt};
 use rand::seq::{IteratorRandom as _, SliceRandom as _};
@@ -151,7 +151,7 @@ pub struct Limits {
 
 /// Wakes the passes of one controller. Before [`Trigger::open`] nobody listens and nothing is kept: what is there by
 /// then is passed over once anyway.
-pub struct Trigger<K: Resource>(Arc<Mutex<Option<mpsc::UnboundedSender<ReconcileRequest<K>>>>>);
+pub struct Trigger<K: Resource>(Arc<Mutex<Option<mpsc::UnboundedSender<ObjectRef<K>>>>>);
 
 impl<K: Resource> Clone for Trigger<K> {
     fn clone(&self) -> Self {
@@ -170,12 +170,12 @@ impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
     pub fn wake(&self, key: &Key) {
         if let Some(sender) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             // The receiver is gone only while the process ends.
-            let _ = sender.send(ObjectRef::new(&key.name).within(&key.namespace).into());
+            let _ = sender.send(ObjectRef::new(&key.name).within(&key.namespace));
         }
     }
 
     /// What is woken from now on.
-    pub(super) fn open(&self) -> mpsc::UnboundedReceiver<ReconcileRequest<K>> {
+    pub(super) fn open(&self) -> mpsc::UnboundedReceiver<ObjectRef<K>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
         receiver
@@ -200,12 +200,20 @@ pub struct Runner<R: Reconciler> {
     work: Arc<Mutex<Work<ObjectRef<R::Object>>>>,
 }
 
-/// Queue state that kube does not expose.
+/// Queue of a controller, oldest first. That of kube's `Controller` takes any object that is due, so that under load some
+/// wait for ever (kube 5: `Scheduler::pending` is a set).
 struct Work<O> {
     objects: HashMap<O, Item>,
+    /// Objects that do not run, in the order of their next reconciles.
+    queue: BTreeMap<Turn, O>,
+    /// Number of turns so far.
+    turns: u64,
     /// Since when.
     running: HashMap<O, Instant>,
 }
+
+/// Place in the queue: when the reconcile may begin, and a number that no other turn has.
+type Turn = (Instant, u64);
 
 /// An object that was reconciled, or waits to be.
 #[derive(Default)]
@@ -218,44 +226,85 @@ struct Item {
 
 #[derive(Clone, Copy)]
 struct Due {
-    at: Instant,
+    turn: Turn,
     /// By the clock, not because something woke it.
     timed: bool,
 }
 
-impl<O: Eq + Hash> Work<O> {
+impl<O: Clone + Eq + Hash> Work<O> {
     fn new() -> Self {
-        Self { objects: HashMap::new(), running: HashMap::new() }
+        Self { objects: HashMap::new(), queue: BTreeMap::new(), turns: 0, running: HashMap::new() }
     }
 
     /// Something woke an object. Returns whether that is an addition to the queue.
     fn woken(&mut self, object: O, now: Instant) -> bool {
-        let item = self.objects.entry(object).or_default();
-        let added = item.due.is_none_or(|due| due.at > now);
+        let due = self.objects.get(&object).and_then(|item| item.due);
+        let added = due.is_none_or(|due| due.turn.0 > now);
         if added {
-            item.due = Some(Due { at: now, timed: false });
+            if let Some(due) = due {
+                self.queue.remove(&due.turn);
+            }
+            self.add(object, now, false);
         }
         added
+    }
+
+    fn add(&mut self, object: O, at: Instant, timed: bool) {
+        let turn = (at, self.turns);
+        self.turns += 1;
+        self.objects.entry(object.clone()).or_default().due = Some(Due { turn, timed });
+        if !self.running.contains_key(&object) {
+            self.queue.insert(turn, object);
+        }
+    }
+
+    /// Takes the object that has been due for longest, if one is.
+    fn next(&mut self, now: Instant) -> Option<O> {
+        let first = self.queue.first_entry()?;
+        (first.key().0 <= now).then(|| first.remove())
+    }
+
+    /// Returns when the next object is due.
+    fn next_due(&self) -> Option<Instant> {
+        self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// A reconcile begins. Returns how long it was due, and whether its addition to the queue was not counted yet.
     fn began(&mut self, object: O, now: Instant) -> Option<(Duration, bool)> {
         let due = self.objects.get_mut(&object).and_then(|item| item.due.take());
         self.running.insert(object, now);
-        due.map(|due| (now.saturating_duration_since(due.at), due.timed))
+        let due = due?;
+        self.queue.remove(&due.turn);
+        Some((now.saturating_duration_since(due.turn.0), due.timed))
     }
 
     /// A reconcile ended, and the next one is due then at the latest.
     fn ended(&mut self, object: O, next: Instant) {
         self.running.remove(&object);
-        let item = self.objects.entry(object).or_default();
-        item.due.get_or_insert(Due { at: next, timed: true });
+        match self.objects.get(&object).and_then(|item| item.due) {
+            Some(due) => _ = self.queue.insert(due.turn, object),
+            None => self.add(object, next, true),
+        }
+    }
+
+    fn forget(&mut self, object: &O) {
+        if let Some(due) = self.objects.remove(object).and_then(|item| item.due) {
+            self.queue.remove(&due.turn);
+        }
     }
 
     fn state(&self, now: Instant) -> QueueState {
-        let due = self.objects.values().filter_map(|item| item.due).filter(|due| due.at <= now);
+        let due = self.objects.values().filter_map(|item| item.due).filter(|due| due.turn.0 <= now);
         let unfinished = self.running.values().map(|began| now.saturating_duration_since(*began));
         QueueState { depth: due.count(), unfinished: unfinished.sum() }
+    }
+}
+
+/// Waits until then; for ever without a time.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => future::pending().await,
     }
 }
 
@@ -300,37 +349,57 @@ impl<R: Reconciler> Runner<R> {
 
     /// Passes over every object of the store, then over each that is woken, until it is dropped.
     pub async fn run(self, store: Store<R::Object>, trigger: Trigger<R::Object>) {
-        let (woken, retries) = (trigger.open(), trigger);
-        let all: Vec<ReconcileRequest<R::Object>> =
-            store.state().iter().map(|object| ObjectRef::from_obj(object.as_ref()).into()).collect();
-        let woken = futures::stream::unfold(woken, |mut woken| async { woken.recv().await.map(|next| (next, woken)) });
-        let runner = Arc::new(self);
-        let queue = futures::stream::iter(all).chain(woken).map(|next| {
-            if runner.work().woken(next.obj_ref.clone(), Instant::now()) {
-                runner.metrics.added();
-            }
-            Ok::<_, Infallible>(next)
-        });
-        let passes = applier(
-            |object, runner: Arc<Self>| async move { Ok::<_, Infallible>(runner.pass(object).await) }.boxed(),
-            |_, never: &Infallible, _| match *never {},
-            Arc::clone(&runner),
-            store,
-            queue,
-            ApplierConfig::default().concurrency(runner.limits.concurrency),
-        );
-        let passes = passes.for_each(|pass| {
-            if let Err(ApplierError::ObjectNotFound(gone)) = pass {
-                let key = Key::new(gone.namespace.as_deref().unwrap_or_default(), &gone.name);
-                runner.forget(&ObjectRef::new(&key.name).within(&key.namespace));
-                runner.reconciler.gone(&key);
-            }
-            std::future::ready(())
-        });
-        tokio::select! {
-            () = passes => {}
-            () = runner.retry_after_outages(&retries) => {}
+        let mut woken = trigger.open();
+        // The writer is gone only while the process ends.
+        if store.wait_until_ready().await.is_err() {
+            return;
         }
+        for object in store.state() {
+            self.woken(ObjectRef::from_obj(object.as_ref()));
+        }
+        let mut retries = pin!(self.retry_after_outages(&trigger));
+        let mut passes = FuturesUnordered::new();
+        let limit = usize::from(self.limits.concurrency).max(1);
+        loop {
+            while passes.len() < limit
+                && let Some(next) = self.next()
+            {
+                match store.get(&next) {
+                    Some(object) => passes.push(self.pass(object).boxed()),
+                    None => self.gone(&next),
+                }
+            }
+            let due = if passes.len() < limit { self.next_due() } else { None };
+            tokio::select! {
+                request = woken.recv() => match request {
+                    Some(object) => self.woken(object),
+                    // The sender is gone only while the process ends.
+                    None => return,
+                },
+                Some(()) = passes.next() => {}
+                () = until(due) => {}
+                () = &mut retries => return,
+            }
+        }
+    }
+
+    fn woken(&self, object: ObjectRef<R::Object>) {
+        if self.work().woken(object, Instant::now()) {
+            self.metrics.added();
+        }
+    }
+
+    fn next(&self) -> Option<ObjectRef<R::Object>> {
+        self.work().next(Instant::now())
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.work().next_due()
+    }
+
+    fn gone(&self, object: &ObjectRef<R::Object>) {
+        self.forget(object);
+        self.reconciler.gone(&Key::new(object.namespace.as_deref().unwrap_or_default(), &object.name));
     }
 
     /// Retries the objects that failed for a transient reason after each outage of the apiserver, one by one in random
@@ -395,7 +464,7 @@ impl<R: Reconciler> Runner<R> {
     fn forget(&self, key: &ObjectRef<R::Object>) {
         self.reset(key);
         self.transient().remove(key);
-        self.work().objects.remove(key);
+        self.work().forget(key);
     }
 
     /// Whether somebody asked for a pass since the last one, or for something else.
@@ -406,10 +475,10 @@ impl<R: Reconciler> Runner<R> {
         item.requested.replace(asked.clone()) != Some(asked)
     }
 
-    async fn pass(&self, object: Arc<R::Object>) -> Action {
+    async fn pass(&self, object: Arc<R::Object>) {
         let _running = self.running.token();
         if self.running.is_closed() {
-            return Action::await_change();
+            return;
         }
         let key = ObjectRef::from_obj(object.as_ref());
         if let Some((waited, timed)) = self.work().began(key.clone(), Instant::now()) {
@@ -420,7 +489,6 @@ impl<R: Reconciler> Runner<R> {
         }
         let delay = self.unless_paused(&key, object).await;
         self.work().ended(key, Instant::now() + delay);
-        Action::requeue(delay)
     }
 
     /// Reconciles, unless the apiserver asked to wait. Returns when to come again.
@@ -627,6 +695,51 @@ mod tests {
         fn gone(&self, _: &Key) {}
     }
 
+    /// Reconciles that take a while and are asked for again at once, as under load; the number for each object.
+    struct Busy {
+        trigger: Trigger<ConfigMap>,
+        counts: Mutex<HashMap<String, u32>>,
+    }
+
+    impl Reconciler for Busy {
+        type Object = ConfigMap;
+        type Error = kube::Error;
+
+        async fn reconcile(&self, object: Arc<ConfigMap>) -> Result<Outcome, kube::Error> {
+            sleep(Duration::from_millis(10)).await;
+            *self.counts.lock().unwrap().entry(object.name_any()).or_default() += 1;
+            self.trigger.wake(&Key::of(object.as_ref()));
+            Ok(Outcome::Done)
+        }
+
+        fn gone(&self, _: &Key) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_object_starves_under_load() {
+        const OBJECTS: usize = 50;
+        let trigger = Trigger::default();
+        let busy = Arc::new(Busy { trigger: trigger.clone(), counts: Mutex::default() });
+        let (limits, cache) = (limits(2), filled(OBJECTS));
+        let (health, metrics) = (Health::new().watchdog("busy", limits.resync), Metrics::new());
+        let tracker = TaskTracker::new();
+        let runner = Runner::new("busy", busy.clone(), limits, &metrics, Availability::default(), health, tracker);
+        let store = cache.store();
+        let running = tokio::spawn(async move {
+            let _cache = cache;
+            runner.run(store, trigger).await;
+        });
+        sleep(Duration::from_secs(10)).await;
+        running.abort();
+        let counts = busy.counts.lock().unwrap();
+        let (least, most) = (counts.values().min().unwrap(), counts.values().max().unwrap());
+        assert!(
+            counts.len() == OBJECTS && most - least <= 1,
+            "{least} to {most} reconciles, of {} objects",
+            counts.len()
+        );
+    }
+
     /// An unfinished reconcile's request may fail each time it is answered.
     #[test]
     fn delays_go_on_growing_over_an_unfinished_pass() {
@@ -666,12 +779,15 @@ mod tests {
         json!({ "status": "Failure", "message": "", "reason": "ServiceUnavailable", "code": 503 })
     }
 
-    /// Runs a controller of `objects` objects whose failures are retried after an hour.
-    fn run(
-        objects: usize,
-        status: serde_json::Value,
-        availability: &Availability,
-    ) -> (Arc<Failing>, Trigger<ConfigMap>) {
+    /// Limits whose delays are an hour.
+    fn limits(concurrency: u16) -> Limits {
+        let hour = Duration::from_hours(1);
+        let policy = Policy { min: hour, max: hour };
+        Limits { concurrency, timeout: hour, failed: policy, slow: policy, waiting: policy, resync: hour * 24 }
+    }
+
+    /// A cache of so many objects.
+    fn filled(objects: usize) -> Cache<ConfigMap> {
         let mut cache = Cache::new(vec![None]);
         cache.apply(0, Event::Init);
         for number in 0..objects {
@@ -680,10 +796,18 @@ mod tests {
             cache.apply(0, Event::InitApply(object));
         }
         cache.apply(0, Event::InitDone);
+        cache
+    }
+
+    /// Runs a controller of `objects` objects whose failures are retried after an hour.
+    fn run(
+        objects: usize,
+        status: serde_json::Value,
+        availability: &Availability,
+    ) -> (Arc<Failing>, Trigger<ConfigMap>) {
+        let cache = filled(objects);
         let (hour, metrics) = (Duration::from_hours(1), Metrics::new());
-        let policy = Policy { min: hour, max: hour };
-        let limits =
-            Limits { concurrency: 16, timeout: hour, failed: policy, slow: policy, waiting: policy, resync: hour * 24 };
+        let limits = limits(16);
         let reconciler = Arc::new(Failing { status: Mutex::new(Some(status)), ..Failing::default() });
         let watchdog = Health::new().watchdog("test", hour);
         let availability = availability.clone();
