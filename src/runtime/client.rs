@@ -20,6 +20,7 @@ use super::availability::{self, Availability};
 use super::cluster::Server;
 use super::leader::Fence;
 use super::metrics::Metrics;
+use super::nesting;
 use super::telemetry::{causes, traces};
 use crate::cli::{Timings, VERSION};
 
@@ -116,11 +117,11 @@ pub fn of_people(config: Config) -> kube::Result<Client> {
         Refused::Unanswered { url: url.clone(), why: first.to_string() }.into()
     });
     let builder = ClientBuilder::try_from(ours(silent_for(config, PEOPLE_TIMEOUT)))?;
-    Ok(builder.with_layer(&unanswered).build())
+    Ok(builder.with_layer(&nesting::layer()).with_layer(&unanswered).build())
 }
 
 fn build(config: Config, gate: &Gate) -> kube::Result<Client> {
-    Ok(ClientBuilder::try_from(ours(config))?.with_layer(gate).build())
+    Ok(ClientBuilder::try_from(ours(config))?.with_layer(&nesting::layer()).with_layer(gate).build())
 }
 
 /// Gives a connection up that is silent for so long.

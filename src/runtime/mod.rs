@@ -28,6 +28,7 @@ pub mod leader;
 pub mod managed_fields;
 pub mod manager;
 pub mod metrics;
+pub mod nesting;
 pub mod owners;
 pub mod ownership;
 pub mod policies;

@@ -117,16 +117,16 @@ fn workload(replicas: i32, image: &str, side: &str, stateful: bool) -> Value {
 }
 
 /// A kind of its own, so that no other test grants it.
-struct Widgets {
-    group: String,
+pub struct Widgets {
+    pub group: String,
 }
 
 impl Widgets {
-    fn new(bed: &Bed) -> Self {
+    pub fn new(bed: &Bed) -> Self {
         Self { group: format!("{}.example.com", bed.namespace) }
     }
 
-    async fn serve(&self, bed: &Bed) {
+    pub async fn serve(&self, bed: &Bed) {
         self.serve_as(bed, "Namespaced", "Widget").await;
     }
 
@@ -148,7 +148,7 @@ impl Widgets {
         bed.kubectl(&["delete", "crd", &format!("widgets.{}", self.group)]).await;
     }
 
-    async fn grant(&self, bed: &Bed) {
+    pub async fn grant(&self, bed: &Bed) {
         bed.apply(&format!(
             "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {{name: track-{}, labels: \
              {{quartermaster.dev/aggregate-to-tracker: \"true\"}}}}\nrules:\n- {{apiGroups: [{:?}], resources: \
@@ -160,19 +160,24 @@ impl Widgets {
     }
 
     async fn put(&self, bed: &Bed, spec: Value) {
-        let api_version = format!("{}/v1", self.group);
-        let object =
-            json!({ "apiVersion": api_version, "kind": "Widget", "metadata": { "name": "one" }, "spec": spec });
-        bed.apply(&object.to_string()).await;
+        self.put_text(bed, "one", &spec.to_string()).await;
     }
 
-    fn target(&self, bed: &Bed, kind: &str, plural: &str) -> Value {
+    /// Applies a widget whose spec is this JSON.
+    pub async fn put_text(&self, bed: &Bed, name: &str, spec: &str) {
+        let metadata = json!({ "name": name });
+        let api_version = format!("{}/v1", self.group);
+        bed.apply(&format!(r#"{{"apiVersion":{api_version:?},"kind":"Widget","metadata":{metadata},"spec":{spec}}}"#))
+            .await;
+    }
+
+    pub fn target(&self, bed: &Bed, kind: &str, plural: &str) -> Value {
         let api_version = format!("{}/v1", self.group);
         json!({ "apiVersion": api_version, "resource": plural, "kind": kind, "namespace": bed.namespace, "name": "one" })
     }
 }
 
-async fn track(bed: &Bed, name: &str, target: Value, field: &str) {
+pub async fn track(bed: &Bed, name: &str, target: Value, field: &str) {
     let spec = json!({ "target": target, "field": field, "contactPoint": "hook" });
     bed.create::<TrackedField>(name, json!({ "spec": spec })).await;
 }

@@ -23,6 +23,7 @@ mod install;
 mod installed;
 mod my_app;
 mod my_ingress;
+mod nesting;
 mod outages;
 mod own_namespace;
 mod points;

@@ -12,6 +12,7 @@ use super::history::{NewestState, Observation, ObservationBuffer, Series, State}
 use super::target::TargetKey;
 use crate::api::TrackedField;
 use crate::api::tracked_field::Subject;
+use crate::runtime::nesting::OBJECT_LEVELS;
 
 /// How long a watch may show nothing more after a read that it disagrees with, before the read is believed.
 pub const DOUBT: Duration = Duration::from_secs(5);
@@ -33,6 +34,17 @@ impl Whose {
     }
 }
 
+/// Why no field of an object can be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// The operator keeps no more levels of it.
+    #[error("it nests deeper than {OBJECT_LEVELS} levels: flatten it")]
+    TooDeep,
+    /// It is no JSON.
+    #[error("{0}")]
+    NotJson(String),
+}
+
 pub(super) struct Follower {
     pub(super) whose: Whose,
     pub(super) target: TargetKey,
@@ -41,6 +53,8 @@ pub(super) struct Follower {
     pub(super) listed: bool,
     pub(super) certainty: Certainty,
     pub(super) newest: Option<Newest>,
+    /// Why the object cannot be read as it now is. The newest state is then that of an earlier version.
+    pub(super) unreadable: Option<Unreadable>,
     /// Version that a metadata watch has shown and no read has returned yet.
     outdated_by: Option<u64>,
     /// How often the watch has shown something that was not of the past.
@@ -99,6 +113,7 @@ impl Follower {
             listed: false,
             certainty,
             newest: None,
+            unreadable: None,
             outdated_by: None,
             shown: 0,
             buffer: ObservationBuffer::default(),
@@ -146,10 +161,12 @@ impl Follower {
                 if disagrees {
                     self.doubt(Instant::now(), None);
                 }
-                return disagrees;
+                let recovered = relisted && self.unreadable.take().is_some();
+                return disagrees || recovered;
             }
         }
         self.shown += 1;
+        let recovered = self.unreadable.take().is_some();
         if value.is_none() {
             self.outdated_by = None;
         }
@@ -158,10 +175,23 @@ impl Follower {
             && (value.is_none() || newest.uid == uid)
         {
             (newest.uid, newest.version) = (uid, version);
-            return false;
+            return recovered;
         }
         self.push(uid, version, value);
         true
+    }
+
+    /// Notes that the watch shows a version of the object that cannot be read: the newest state stays. Returns whether
+    /// that is news.
+    pub(super) fn observe_unreadable(&mut self, object: &DynamicObject, why: &Unreadable) -> bool {
+        self.listed = true;
+        let version = version(object);
+        // As in `observe`: a watch that lags behind a read shows what the read has overtaken.
+        if version.is_some() && self.newest.as_ref().is_some_and(|newest| version <= newest.version) {
+            return false;
+        }
+        self.shown += 1;
+        self.unreadable.replace(why.clone()).as_ref() != Some(why)
     }
 
     /// Notes what a metadata watch shows of an object that exists. Returns whether a read is needed.
@@ -264,11 +294,10 @@ impl Follower {
                 _ => return self.doubt(now, asked.outranks),
             }
         }
-        if found.as_ref().is_none_or(|(object, _)| self.is_satisfied_by(object)) {
-            self.outdated_by = None;
+        self.confirm(found.as_ref().map(|(object, _)| *object), now);
+        if !overtaken {
+            self.unreadable = None;
         }
-        // The watch has shown a later version during the read: another read is needed.
-        self.certainty = if self.is_outdated() { Certainty::NeedsRead } else { Certainty::Confirmed(now) };
         match found {
             Some((object, value)) if overtaken && !known => {
                 self.observe(object, Some(value));
@@ -291,6 +320,27 @@ impl Follower {
         if let Some(newest) = &mut self.newest {
             newest.outranks = newest.outranks.max(asked.outranks);
         }
+    }
+
+    /// Takes the result of a read that found the object, which cannot be read. No further read is needed: the watch
+    /// shows the next version.
+    pub(super) fn read_unreadable(&mut self, asked: Asked, now: Instant, object: &DynamicObject, why: &Unreadable) {
+        self.confirm(Some(object), now);
+        if asked.shown == self.shown {
+            self.listed = true;
+            self.unreadable = Some(why.clone());
+        } else {
+            self.observe_unreadable(object, why);
+        }
+    }
+
+    /// Records that a read has returned `object`, `None` if it does not exist.
+    fn confirm(&mut self, object: Option<&DynamicObject>, now: Instant) {
+        if object.is_none_or(|object| self.is_satisfied_by(object)) {
+            self.outdated_by = None;
+        }
+        // The watch has shown a later version during the read: another read is needed.
+        self.certainty = if self.is_outdated() { Certainty::NeedsRead } else { Certainty::Confirmed(now) };
     }
 }
 

@@ -13,14 +13,14 @@ use kube::ResourceExt;
 use kube::core::DynamicObject;
 use kube::runtime::watcher;
 use serde_json::Value;
-use tracing::warn;
 
 use super::field::Field;
-use super::follower::{Asked, Certainty, Follower, Whose};
+use super::follower::{Asked, Certainty, Follower, Unreadable, Whose};
 use super::history::{NewestState, Observation, Series};
 use super::target::TargetKey;
 use crate::api::TrackedField;
 use crate::runtime::Key;
+use crate::runtime::nesting::{OBJECT_LEVELS, is_deeper};
 use crate::runtime::reconciler::Trigger;
 use crate::runtime::watch_hub::{Observer, ResourceName};
 use crate::runtime::watching;
@@ -194,26 +194,27 @@ impl Tracker {
     /// The spec may change during a read: a result for an earlier target is dropped, and the new target needs its own
     /// read.
     pub fn read(&self, key: &Key, whose: &Whose, target: &TargetKey, asked: Asked, object: Option<&DynamicObject>) {
-        let read = match object.map(|object| (object, whole(object))) {
-            Some((_, None)) => return,
-            Some((object, Some(whole))) => Some((object, whole)),
-            None => None,
-        };
+        let read = object.map(|object| (object, whole(object)));
         let mut state = self.state();
         if let Some(follower) = state.follower(key, whose).filter(|follower| follower.target == *target) {
-            let read = read.as_ref().map(|(object, whole)| (*object, follower.field.extract(whole)));
-            follower.read(asked, Instant::now(), read);
+            match &read {
+                Some((object, whole)) => take(follower, asked, object, whole),
+                None => follower.read(asked, Instant::now(), None),
+            }
         }
         let Some((object, whole)) = read else { return };
         let Tracked { followers, targets, .. } = &mut *state;
         for other in targets.get(target).into_iter().flatten().filter(|other| *other != key) {
-            let Some(follower) = followers.get_mut(other).filter(|follower| follower.is_satisfied_by(object)) else {
-                continue;
-            };
-            let value = follower.field.extract(&whole);
-            follower.read(follower.asks(), Instant::now(), Some((object, value)));
+            let Some(follower) = followers.get_mut(other).filter(|follower| follower.is_satisfied_by(object)) else { continue };
+            let asked = follower.asks();
+            take(follower, asked, object, &whole);
             self.wake.wake(other);
         }
+    }
+
+    /// Returns why the target of `key` cannot be read, if it cannot.
+    pub fn unreadable(&self, key: &Key) -> Option<Unreadable> {
+        self.state().followers.get(key)?.unreadable.clone()
     }
 
     /// Returns whether a metadata watch has shown a version of the target of `key` that no read has returned yet.
@@ -284,16 +285,17 @@ impl Tracker {
         if !concerns(&self.state()) {
             return;
         }
-        let whole = if exists { whole(object) } else { None };
-        if exists && whole.is_none() {
-            return;
-        }
+        let whole = exists.then(|| whole(object));
         let mut state = self.state();
         let Tracked { followers, targets, .. } = &mut *state;
         for key in targets.get(&target).into_iter().flatten() {
             let Some(follower) = followers.get_mut(key) else { continue };
-            let value = whole.as_ref().map(|whole| follower.field.extract(whole));
-            if follower.observe(object, value) {
+            let news = match &whole {
+                Some(Ok(whole)) => follower.observe(object, Some(follower.field.extract(whole))),
+                Some(Err(why)) => follower.observe_unreadable(object, why),
+                None => follower.observe(object, None),
+            };
+            if news {
                 self.wake.wake(key);
             }
         }
@@ -444,11 +446,29 @@ impl Trouble {
     }
 }
 
-/// The object as a path looks into it.
-fn whole(object: &DynamicObject) -> Option<Value> {
-    serde_json::to_value(object)
-        .inspect_err(|error| warn!(%error, target = object.name_any(), "an object could not be read"))
-        .ok()
+/// Returns the object as a path looks into it.
+fn whole(object: &DynamicObject) -> Result<Value, Unreadable> {
+    let mut whole = serde_json::to_value(object).map_err(|error| Unreadable::NotJson(error.to_string()))?;
+    if !is_deeper(&whole, OBJECT_LEVELS) {
+        return Ok(whole);
+    }
+    // They name each field of the object, a few levels deeper, and anybody who may write it may write anything there.
+    if let Some(metadata) = whole.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("managedFields");
+    }
+    if is_deeper(&whole, OBJECT_LEVELS) { Err(Unreadable::TooDeep) } else { Ok(whole) }
+}
+
+/// Has a follower take the result of a read.
+fn take(follower: &mut Follower, asked: Asked, object: &DynamicObject, whole: &Result<Value, Unreadable>) {
+    let now = Instant::now();
+    match whole {
+        Ok(whole) => {
+            let value = follower.field.extract(whole);
+            follower.read(asked, now, Some((object, value)));
+        }
+        Err(why) => follower.read_unreadable(asked, now, object, why),
+    }
 }
 
 #[cfg(test)]

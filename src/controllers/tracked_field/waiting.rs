@@ -33,6 +33,13 @@ pub enum Waiting {
     NotGranted(String),
     /// The apiserver does not give the target, for a reason that may pass.
     TargetUnreadable(String),
+    /// The target exists, and cannot be decoded as it now is.
+    TargetUndecodable {
+        /// What it is, as `KIND NAMESPACE/NAME`.
+        target: String,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
     /// The spec names a resource that the apiserver does not serve so.
     ResourceMismatch(String),
     /// The field cannot be looked up.
@@ -126,7 +133,7 @@ impl Waiting {
         match self {
             Self::TargetNotFound { .. } => "TargetNotFound",
             Self::Forbidden { .. } | Self::NotGranted(_) => "Forbidden",
-            Self::TargetUnreadable(_) => "TargetUnreadable",
+            Self::TargetUnreadable(_) | Self::TargetUndecodable { .. } => "TargetUnreadable",
             Self::ResourceMismatch(_) => "ResourceMismatch",
             Self::Field { reason, .. } => reason,
             Self::TemplateInvalid(_) => "TemplateInvalid",
@@ -146,6 +153,9 @@ impl Waiting {
             Self::TargetNotFound { target } => format!("{target} does not exist; it is told of once it does"),
             Self::Forbidden { resource, message } => format!("{}; {}", brief(message), how_to_grant(resource)),
             Self::TargetUnreadable(message) => format!("{}; it is tried again", brief(message)),
+            Self::TargetUndecodable { target, problem } => {
+                format!("{target}: {problem}; nothing is recorded until then")
+            }
             Self::NotGranted(message) | Self::ResourceMismatch(message) | Self::Field { message, .. } => {
                 message.clone()
             }
@@ -227,11 +237,15 @@ pub fn of_target(
         Some(Trouble::Failing(message)) => return Some(Waiting::TargetUnreadable(message)),
         None => {}
     }
-    (tracker.exists(key) == Some(false)).then(|| {
+    let name = || {
         let kind = &object.spec.target.kind;
         let place = if target.namespace.is_empty() { String::new() } else { format!("{}/", target.namespace) };
-        Waiting::TargetNotFound { target: format!("{kind} {place}{}", target.name) }
-    })
+        format!("{kind} {place}{}", target.name)
+    };
+    if let Some(why) = tracker.unreadable(key) {
+        return Some(Waiting::TargetUndecodable { target: name(), problem: why.to_string() });
+    }
+    (tracker.exists(key) == Some(false)).then(|| Waiting::TargetNotFound { target: name() })
 }
 
 /// What is wrong with the template.

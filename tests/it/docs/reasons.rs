@@ -74,6 +74,7 @@ fn waiting() -> Vec<&'static str> {
         Waiting::TargetNotFound { target: name() },
         Waiting::Forbidden { resource: ResourceName { api_version: name(), plural: name() }, message: name() },
         Waiting::TargetUnreadable(name()),
+        Waiting::TargetUndecodable { target: name(), problem: name() },
         Waiting::ResourceMismatch(name()),
         Waiting::TemplateInvalid(name()),
         Waiting::BodyInvalid { name: name(), message: name() },
@@ -93,6 +94,7 @@ fn waiting() -> Vec<&'static str> {
         Waiting::TargetNotFound { .. }
         | Waiting::Forbidden { .. }
         | Waiting::TargetUnreadable(_)
+        | Waiting::TargetUndecodable { .. }
         | Waiting::ResourceMismatch(_)
         | Waiting::TemplateInvalid(_)
         | Waiting::BodyInvalid { .. }

@@ -252,3 +252,93 @@ fn object_that_is_followed_while_a_new_leader_lists_is_not_read() {
     tracker.listed(&resource(), None);
     assert!(tracker.unread(&key, Duration::MAX).is_some(), "the list did not show it");
 }
+
+/// `levels` of objects in each other.
+fn nested(levels: usize) -> Value {
+    (0..levels).fold(json!(1), |inner, _| json!({ "a": inner }))
+}
+
+/// The object, with something at the path that nests too deep.
+fn deep(name: &str, version: u64) -> DynamicObject {
+    let mut object = object(name, version, "hidden");
+    object.data["spec"] = nested(OBJECT_LEVELS);
+    object
+}
+
+#[test]
+fn object_that_is_too_deep_is_unreadable_until_a_version_can_be_read() {
+    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let tracker = Tracker::new(Trigger::default(), true);
+    follow(&tracker, &key, &whose, &target("a"));
+    tracker.listing(&resource(), None);
+    tracker.present(&resource(), deep("a", 5));
+    tracker.listed(&resource(), None);
+    assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (Some(Unreadable::TooDeep), None));
+    assert!(tracker.unread(&key, Duration::MAX).is_none(), "a read would find the same");
+    assert_eq!(taken(&tracker, &key, &whose), []);
+
+    tracker.present(&resource(), object("a", 6, "x"));
+    assert_eq!(tracker.unreadable(&key), None);
+    tracker.present(&resource(), deep("a", 7));
+    assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (Some(Unreadable::TooDeep), Some(true)));
+    tracker.present(&resource(), object("a", 8, "x"));
+    assert_eq!(tracker.unreadable(&key), None, "readable, though nothing has changed");
+    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
+    tracker.present(&resource(), deep("a", 9));
+    tracker.gone(&resource(), deep("a", 10));
+    assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (None, Some(false)));
+    assert_eq!(taken(&tracker, &key, &whose), [None]);
+}
+
+/// A read that finds it is an answer: it is not repeated at once.
+#[test]
+fn read_of_an_object_that_is_too_deep_counts() {
+    let (key, other, whose) = (Key::new("shop", "it"), Key::new("shop", "other"), whose("1", "a"));
+    let tracker = following(&key, &whose, &target("a"));
+    follow(&tracker, &other, &whose, &target("a"));
+    for (version, read, unreadable) in
+        [(5, deep("a", 5), true), (6, object("a", 6, "x"), false), (7, deep("a", 7), true)]
+    {
+        let asked = tracker.unread(&key, Duration::ZERO).unwrap();
+        tracker.read(&key, &whose, &target("a"), asked, Some(&read));
+        assert_eq!(tracker.unreadable(&key).is_some(), unreadable, "version {version}");
+        assert!(tracker.unread(&key, Duration::from_hours(1)).is_none(), "version {version}");
+    }
+    // One that lags behind the read.
+    tracker.present(&resource(), deep("a", 4));
+    let asked = tracker.unread(&key, Duration::ZERO).unwrap();
+    tracker.read(&key, &whose, &target("a"), asked, Some(&object("a", 8, "x")));
+    tracker.present(&resource(), deep("a", 7));
+    assert_eq!(tracker.unreadable(&key), None);
+}
+
+#[test]
+fn config_map_that_is_too_deep_is_read_once_for_each_version() {
+    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let maps = ResourceName { api_version: "v1".into(), plural: "configmaps".into() };
+    let target = TargetKey { resource: maps.clone(), ..target("a") };
+    let tracker = Tracker::new(Trigger::default(), true);
+    follow(&tracker, &key, &whose, &target);
+    for version in [5, 6] {
+        tracker.present(&maps, object("a", version, ""));
+        assert!(tracker.is_outdated(&key));
+        let asked = tracker.unread(&key, Duration::MAX).unwrap();
+        tracker.read(&key, &whose, &target, asked, Some(&deep("a", version)));
+        assert!(!tracker.is_outdated(&key) && tracker.unread(&key, Duration::MAX).is_none());
+        assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooDeep));
+    }
+}
+
+/// They nest a few levels deeper than the object, and whoever may write it may forge them.
+#[test]
+fn managed_fields_make_no_object_unreadable() {
+    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let tracker = Tracker::new(Trigger::default(), true);
+    follow(&tracker, &key, &whose, &target("a"));
+    let mut managed = object("a", 5, "x");
+    let entry = json!({ "manager": "m", "operation": "Update", "fieldsV1": nested(OBJECT_LEVELS) });
+    managed.metadata.managed_fields = Some(vec![serde_json::from_value(entry).unwrap()]);
+    tracker.present(&resource(), managed);
+    assert_eq!(tracker.unreadable(&key), None);
+    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
+}

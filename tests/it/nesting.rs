@@ -1,0 +1,151 @@
+//! Objects that nest deeper than JSON is decoded: they hurt themselves alone.
+
+use http::StatusCode;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::NamespaceResourceScope;
+use kube::{Client, Config, Resource};
+use quartermaster::api::{ContactPoint, TrackedField};
+use quartermaster::runtime::client;
+use rstest::rstest;
+use serde_json::json;
+use testbed::proxy::{Fault, Match, Times, Verb};
+use testbed::receiver::Receiver;
+
+use crate::fields::{Widgets, track};
+use crate::support::{Bed, Operator, Settings, told};
+
+/// A spec with `levels` of objects in each other beside its size.
+fn nested(size: u32, levels: usize) -> String {
+    format!(r#"{{"size":{size},"deep":{}1{}}}"#, r#"{"a":"#.repeat(levels), "}".repeat(levels))
+}
+
+#[rstest]
+#[case::streamed(true)]
+#[case::paged(false)]
+#[tokio::test]
+async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] streamed: bool) {
+    let bed = Bed::shared("nested").await;
+    let receiver = Receiver::start().unwrap();
+    let (proxy, file) = bed.through_proxy().await;
+    if !streamed {
+        let streams = Match::any().and(|request| request.query.contains("sendInitialEvents=true"));
+        proxy.inject(streams, Times::Always, Fault::status(StatusCode::UNPROCESSABLE_ENTITY));
+    }
+    let widgets = Widgets::new(&bed);
+    widgets.serve(&bed).await;
+    widgets.grant(&bed).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let names = ["plain", "deep-200", "deep-5000", "late"];
+    widgets.put_text(&bed, "plain", r#"{"size":1}"#).await;
+    widgets.put_text(&bed, "deep-200", &nested(1, 200)).await;
+    widgets.put_text(&bed, "deep-5000", &nested(1, 5_000)).await;
+    let operator = Operator::start(&bed, Settings::default().kubeconfig(file)).await;
+    for name in names {
+        let mut target = widgets.target(&bed, "Widget", "widgets");
+        target["name"] = name.into();
+        track(&bed, name, target, "{.spec.size}").await;
+    }
+
+    // In the list,
+    let mut plain = vec![("Created", Some("1"))];
+    bed.delivered("plain", &plain).await;
+    for name in ["deep-200", "deep-5000"] {
+        let said = bed.waiting(name, "TargetUnreadable: ").await;
+        let words = format!("Widget {}/{name}: it nests deeper than 100 levels: flatten it", bed.namespace);
+        assert!(said.contains(&words), "{said}");
+        assert_eq!(told(&bed.history(name).await), []);
+    }
+    // and through the watch: new ones, and one that was as it should be.
+    bed.waiting("late", "TargetNotFound: ").await;
+    widgets.put_text(&bed, "late", &nested(1, 5_000)).await;
+    bed.waiting("late", "TargetUnreadable: ").await;
+    widgets.put_text(&bed, "plain", r#"{"size":2}"#).await;
+    plain.push(("Updated", Some("2")));
+    bed.delivered("plain", &plain).await;
+    widgets.put_text(&bed, "plain", &nested(3, 200)).await;
+    bed.waiting("plain", "TargetUnreadable: ").await;
+    bed.delivered("plain", &plain).await;
+
+    // Each recovers as soon as it is flat.
+    widgets.put_text(&bed, "plain", r#"{"size":4}"#).await;
+    bed.waiting("plain", "").await;
+    plain.push(("Updated", Some("4")));
+    bed.delivered("plain", &plain).await;
+    for name in ["deep-200", "deep-5000"] {
+        widgets.put_text(&bed, name, r#"{"size":5}"#).await;
+        bed.waiting(name, "").await;
+        bed.delivered(name, &[("Created", Some("5"))]).await;
+    }
+    bed.kubectl(&["delete", &format!("widgets.{}", widgets.group), "late"]).await;
+    bed.waiting("late", "TargetNotFound: ").await;
+
+    // All of that in one list and one watch.
+    let lists = |verb, query: &str| {
+        let all = proxy.requests();
+        let of = |request: &testbed::proxy::ApiRequest| {
+            request.resource == "widgets" && request.verb == verb && request.query.contains(query)
+        };
+        all.iter().filter(|seen| of(&seen.request)).count()
+    };
+    assert_eq!(lists(Verb::List, ""), usize::from(!streamed));
+    assert_eq!(lists(Verb::Watch, "sendInitialEvents=true"), 1);
+    let failures = format!("quartermaster_watch_restarts_total{{resource=\"widgets.{}\"}} 0", widgets.group);
+    let metrics = operator.metrics().await;
+    assert!(metrics.contains(&failures), "{metrics}");
+}
+
+/// An admin's client that decodes such objects: kube's own does not.
+async fn reading_client(bed: &Bed) -> Client {
+    let kubeconfig = Kubeconfig::read_from(bed.plane.admin_kubeconfig()).unwrap();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    config.proxy_url = None;
+    client::of_people(config).unwrap()
+}
+
+/// Has the object carry `managedFields` that no server made.
+async fn forge_managed_fields<K>(bed: &Bed, name: &str)
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    let fields = format!("{}{{}}{}", r#"{"f:a":"#.repeat(200), "}".repeat(200));
+    let group = if K::group(&()).is_empty() { String::new() } else { format!(".{}", K::group(&())) };
+    let resource = format!("{}{group}/{name}", K::plural(&()));
+    let api_version = K::api_version(&());
+    let entry = format!(
+        r#"[{{"op":"replace","path":"/metadata/managedFields","value":[{{"manager":"forger","operation":"Update",
+        "apiVersion":{api_version:?},"fieldsType":"FieldsV1","fieldsV1":{fields}}}]}}]"#
+    );
+    let patched = bed.kubectl(&["patch", &resource, "--type=json", "-p", &entry]).await;
+    let text = bed.kubectl(&["get", &resource, "-o", "json", "--show-managed-fields"]).await;
+    assert!(text.contains("forger") && text.matches("f:a").count() >= 200, "{patched}{text}");
+}
+
+/// Anybody who may write an object may write anything there: also where its schema is strict.
+#[tokio::test]
+async fn forged_managed_fields_hide_nothing() {
+    let mut bed = Bed::shared("forged").await;
+    bed.client = reading_client(&bed).await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.webhook("forged", &receiver.url()).await;
+    forge_managed_fields::<ContactPoint>(&bed, "forged").await;
+    bed.deployment("web", 1).await;
+    bed.create::<ConfigMap>("map", json!({ "data": { "value": "1" } })).await;
+    forge_managed_fields::<ConfigMap>(&bed, "map").await;
+    bed.track("forged", "Deployment", "web", "replicas", "hook").await;
+    forge_managed_fields::<TrackedField>(&bed, "forged").await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    let widgets = Widgets::new(&bed);
+    // For its right to ConfigMaps.
+    widgets.grant(&bed).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    let map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "resource": "configmaps", "namespace": bed.namespace, "name": "map" });
+    track(&bed, "map", map, "{.data.value}").await;
+    for (name, value) in [("forged", "1"), ("web", "1"), ("map", "1")] {
+        bed.delivered(name, &[("Created", Some(value))]).await;
+    }
+    for name in ["hook", "forged"] {
+        bed.ready(name).await;
+    }
+}
