@@ -42,6 +42,7 @@ mod follower;
 mod following;
 pub mod grants;
 pub mod history;
+mod lookup;
 pub mod reads;
 pub mod target;
 mod telling;

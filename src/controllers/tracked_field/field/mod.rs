@@ -1,26 +1,40 @@
 //! Which field of an object is tracked, and its value.
 //!
 //! A field is one of a few words (`replicas`, `image`, `targetPort`) or a `JSONPath` as `kubectl -o jsonpath` has it
-//! (translated in `path`); its value is kept up to a bound ([`Observed`]).
+//! (translated in `path`); its value is kept up to a bound ([`Observed`]). What a lookup costs is estimated before it runs
+//! (`cost`).
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use serde_json::Value;
 use serde_json_path::JsonPath;
 
+use self::query::Step;
 use crate::api::tracked_field::{A_PATH, words_of};
 
+pub(crate) mod cost;
 mod observed;
 mod path;
+mod query;
 
 pub use observed::{KEPT_BYTES, Observed};
 
 /// The longest field that is accepted, in bytes.
 const LONGEST: usize = 4096;
 
-/// A field of an object, checked and ready to be looked up.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Field(Select);
+/// A field of an object, checked and ready to be looked up. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field(Arc<Compiled>);
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug, PartialEq, Eq)]
+struct Compiled {
+    /// As the spec gives it.
+    text: Box<str>,
+    select: Select,
+}
+
+#[derive(Debug, PartialEq, Eq)]
 enum Select {
     Replicas,
     /// Of the container of that name, or of the first one.
@@ -28,7 +42,20 @@ enum Select {
     /// Of the port of that name, or of the first one.
     TargetPort(Option<Box<str>>),
     /// What all of these match, in this order (a union of several names is one query for each).
-    Paths(Box<[JsonPath]>),
+    Paths(Box<[Path]>),
+}
+
+/// A query, and what it is made of.
+#[derive(Debug, PartialEq, Eq)]
+struct Path {
+    query: JsonPath,
+    steps: Box<[Step]>,
+}
+
+impl Hash for Field {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.text.hash(state);
+    }
 }
 
 /// A field that cannot be tracked. Every message says what to write instead.
@@ -71,8 +98,13 @@ impl Field {
         }
         if field.contains(['{', '}']) {
             let queries = path::translate(field).map_err(invalid)?;
-            let parse = |query: &String| JsonPath::parse(query).map_err(|error| invalid(error.to_string()));
-            return queries.iter().map(parse).collect::<Result<_, _>>().map(|paths| Self(Select::Paths(paths)));
+            let parse = |steps: Vec<Step>| {
+                let query = JsonPath::parse(&format!("${}", query::text(&steps)));
+                let query = query.map_err(|error| invalid(error.to_string()))?;
+                Ok(Path { query, steps: steps.into() })
+            };
+            let paths = queries.into_iter().map(parse).collect::<Result<_, _>>()?;
+            return Ok(Self::new(field, Select::Paths(paths)));
         }
         if field.contains(['.', '[', '$', '@']) && !field.contains(':') {
             let path = field.trim_start_matches('$');
@@ -95,7 +127,16 @@ impl Field {
                 "the {what}'s name is missing: write {word}:NAME, or {word} for the first one"
             )));
         }
-        Ok(Self(select))
+        Ok(Self::new(field, select))
+    }
+
+    fn new(text: &str, select: Select) -> Self {
+        Self(Arc::new(Compiled { text: text.into(), select }))
+    }
+
+    /// The field as the spec gives it.
+    pub(crate) fn text(&self) -> &str {
+        &self.0.text
     }
 
     /// The field's value in `object`, which is a whole one with `metadata` and all.
@@ -103,27 +144,31 @@ impl Field {
     /// Several matches of a path are a JSON list; a single one is the value itself, whatever the path could match:
     /// so `{.spec.containers[*].image}` of one container is its image, as kubectl prints it.
     pub fn extract(&self, object: &Value) -> Observed {
-        match &self.0 {
-            Select::Replicas => Observed::of(object.pointer("/spec/replicas")),
+        Observed::of_matches(&self.matches(object))
+    }
+
+    /// Returns what [`Field::extract`] makes a value of.
+    pub(crate) fn matches<'a>(&self, object: &'a Value) -> Vec<&'a Value> {
+        match &self.0.select {
+            Select::Paths(paths) => paths.iter().flat_map(|path| path.query.query(object).all()).collect(),
+            Select::Replicas => object.pointer("/spec/replicas").into_iter().collect(),
             Select::Image(name) => {
-                let container = named(object.pointer("/spec/template/spec/containers"), name.as_deref());
-                Observed::of(container.and_then(|container| container.get("image")))
+                let container = named(object.pointer(CONTAINERS), name.as_deref());
+                container.and_then(|container| container.get("image")).into_iter().collect()
             }
             Select::TargetPort(name) => {
-                let port = named(object.pointer("/spec/ports"), name.as_deref());
+                let port = named(object.pointer(PORTS), name.as_deref());
                 // The API's rule: a targetPort that is left out equals port.
-                Observed::of(port.and_then(|port| port.get("targetPort").or_else(|| port.get("port"))))
-            }
-            Select::Paths(paths) => {
-                let matches: Vec<&Value> = paths.iter().flat_map(|path| path.query(object).all()).collect();
-                match matches[..] {
-                    [] | [_] => Observed::of(matches.first().copied()),
-                    _ => Observed::of_json(&matches),
-                }
+                port.and_then(|port| port.get("targetPort").or_else(|| port.get("port"))).into_iter().collect()
             }
         }
     }
 }
+
+/// Where a workload has its containers.
+const CONTAINERS: &str = "/spec/template/spec/containers";
+/// Where a Service has its ports.
+const PORTS: &str = "/spec/ports";
 
 /// The item of that name, or the first one.
 fn named<'a>(list: Option<&'a Value>, name: Option<&str>) -> Option<&'a Value> {
@@ -135,4 +180,4 @@ fn named<'a>(list: Option<&'a Value>, name: Option<&str>) -> Option<&'a Value> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

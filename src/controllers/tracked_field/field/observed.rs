@@ -39,6 +39,14 @@ impl Observed {
         }
     }
 
+    /// One value as it is, several as a JSON list.
+    pub(crate) fn of_matches(matches: &[&Value]) -> Self {
+        match matches {
+            [] | [_] => Self::of(matches.first().copied()),
+            _ => Self::of_json(&matches),
+        }
+    }
+
     /// A string, as it stands.
     pub fn of_text(text: &str) -> Self {
         let mut kept = Kept::default();

@@ -11,10 +11,12 @@ const MOST_QUERIES: usize = 16;
 
 mod filter;
 
+use super::query::{Select, Step};
+
 type Result<T> = std::result::Result<T, String>;
 
-/// The queries, in RFC 9535's syntax, whose matches together are those of `template`; or what to write instead of it.
-pub(super) fn translate(template: &str) -> Result<Vec<String>> {
+/// The queries of RFC 9535 whose matches together are those of `template`; or what to write instead of it.
+pub(super) fn translate(template: &str) -> Result<Vec<Vec<Step>>> {
     let Some(expression) = template.strip_prefix('{') else {
         return Err("text around the braces is not supported: write one JSONPath, such as {.spec.replicas}".into());
     };
@@ -34,15 +36,15 @@ pub(super) fn translate(template: &str) -> Result<Vec<String>> {
     if !parser.rest.is_empty() {
         return Err("text around the braces is not supported: write one JSONPath, such as {.spec.replicas}".into());
     }
-    if steps.queries.iter().any(String::is_empty) {
+    if steps.queries.iter().any(Vec::is_empty) {
         return Err("it names no field: write which, such as {.spec.replicas}".into());
     }
-    Ok(steps.queries.into_iter().map(|query| format!("${query}")).collect())
+    Ok(steps.queries)
 }
 
 /// What follows `$` or `@`, once for each way through its unions.
 struct Steps {
-    queries: Vec<String>,
+    queries: Vec<Vec<Step>>,
     /// It matches one value at most.
     singular: bool,
 }
@@ -102,10 +104,10 @@ impl Parser<'_> {
 
     /// Steps up to something that is none; `bare` when the first name may come without its dot.
     fn steps(&mut self, bare: bool) -> Result<Steps> {
-        let mut steps = Steps { queries: vec![String::new()], singular: true };
+        let mut steps = Steps { queries: vec![Vec::new()], singular: true };
         self.skip_spaces();
         if bare && self.peek().is_some_and(|c| !".[]{},$@'\"()".contains(c)) {
-            self.name(&mut steps, "")?;
+            self.name(&mut steps, false)?;
         }
         loop {
             self.skip_spaces();
@@ -116,11 +118,11 @@ impl Parser<'_> {
                 self.rest = rest;
                 self.descended = true;
                 steps.singular = false;
-                if self.eat('[') { self.bracket(&mut steps, "..")? } else { self.name(&mut steps, "..")? }
+                if self.eat('[') { self.bracket(&mut steps, true)? } else { self.name(&mut steps, true)? }
             } else if self.eat('.') {
-                self.name(&mut steps, "")?;
+                self.name(&mut steps, false)?;
             } else if self.eat('[') {
-                self.bracket(&mut steps, "")?;
+                self.bracket(&mut steps, false)?;
             } else {
                 return Ok(steps);
             }
@@ -128,7 +130,7 @@ impl Parser<'_> {
     }
 
     /// One name, or `*`, after a dot.
-    fn name(&mut self, steps: &mut Steps, prefix: &str) -> Result<()> {
+    fn name(&mut self, steps: &mut Steps, descends: bool) -> Result<()> {
         let mut name = String::new();
         let mut plain = true;
         while let Some(next) = self.peek() {
@@ -146,29 +148,29 @@ impl Parser<'_> {
         if name.is_empty() {
             return Err("a name is missing after a dot: write it, or leave the dot out".into());
         }
-        if plain && name == "*" {
+        let select = if plain && name == "*" {
             steps.singular = false;
-            steps.push(&[format!("{prefix}[*]")])
+            Select::All
         } else {
-            steps.push(&[format!("{prefix}[{}]", quote(&name))])
-        }
+            Select::Name(name.into())
+        };
+        steps.push(&[vec![Step { descends, select }]])
     }
 
     /// What stands in brackets; the opening one is taken.
-    fn bracket(&mut self, steps: &mut Steps, prefix: &str) -> Result<()> {
+    fn bracket(&mut self, steps: &mut Steps, descends: bool) -> Result<()> {
         self.skip_spaces();
         let mut ways = Vec::new();
         if self.eat('?') {
-            ways.push(format!("{prefix}[?{}]", self.filter()?));
+            ways.push(vec![Step::child(Select::Filter(self.filter()?.into()))]);
             steps.singular = false;
         } else {
             loop {
                 self.skip_spaces();
-                let way = match self.peek() {
+                ways.push(match self.peek() {
                     Some('\'' | '"') => self.key(steps)?,
-                    _ => self.index(steps)?,
-                };
-                ways.push(format!("{prefix}{way}"));
+                    _ => vec![Step::child(self.index(steps)?)],
+                });
                 self.skip_spaces();
                 if !self.eat(',') {
                     break;
@@ -179,11 +181,14 @@ impl Parser<'_> {
         if !self.eat(']') {
             return Err(self.unexpected());
         }
+        for first in ways.iter_mut().filter_map(|way| way.first_mut()) {
+            first.descends = descends;
+        }
         steps.push(&ways)
     }
 
     /// A quoted key, which is a dotted path of its own.
-    fn key(&mut self, steps: &mut Steps) -> Result<String> {
+    fn key(&mut self, steps: &mut Steps) -> Result<Vec<Step>> {
         let end = self.next();
         let mut raw = String::new();
         loop {
@@ -213,27 +218,26 @@ impl Parser<'_> {
         if parts.iter().any(|(name, _)| name.is_empty()) {
             return Err(format!("the key '{raw}' has an empty name: a dot that belongs to a name is written \\."));
         }
-        let mut way = String::new();
-        for (name, plain) in parts {
+        let way = parts.into_iter().map(|(name, plain)| {
             if plain && name == "*" {
                 steps.singular = false;
-                way.push_str("[*]");
+                Step::child(Select::All)
             } else {
-                way.extend(["[", &quote(&name), "]"]);
+                Step::child(Select::Name(name.into()))
             }
-        }
-        Ok(way)
+        });
+        Ok(way.collect())
     }
 
     /// An index, a slice or `*`.
-    fn index(&mut self, steps: &mut Steps) -> Result<String> {
+    fn index(&mut self, steps: &mut Steps) -> Result<Select> {
         let end = self.rest.find([',', ']']).ok_or_else(|| "a closing bracket is missing".to_owned())?;
         let (text, rest) = self.rest.split_at(end);
         self.rest = rest;
         let text = text.trim();
         if text == "*" {
             steps.singular = false;
-            return Ok("[*]".into());
+            return Ok(Select::All);
         }
         let wrong = || {
             format!(
@@ -250,13 +254,13 @@ impl Parser<'_> {
         }
         let show = |number: &Option<i64>| number.map_or_else(String::new, |n| n.to_string());
         match &numbers[..] {
-            [Some(index)] => Ok(format!("[{index}]")),
+            [Some(index)] => Ok(Select::Index(*index)),
             [_, _] | [_, _, _] => {
                 if numbers.get(2).copied().flatten().is_some_and(|step| step <= 0) {
                     return Err(format!("[{text}]: the step of a slice is 1 or more"));
                 }
                 steps.singular = false;
-                Ok(format!("[{}]", numbers.iter().map(show).collect::<Vec<_>>().join(":")))
+                Ok(Select::Slice(numbers.iter().map(show).collect::<Vec<_>>().join(":").into()))
             }
             _ => Err(wrong()),
         }
@@ -265,29 +269,15 @@ impl Parser<'_> {
 
 impl Steps {
     /// Goes on by each of `ways`, in kubectl's order: the first way from everywhere, then the second.
-    fn push(&mut self, ways: &[String]) -> Result<()> {
+    fn push(&mut self, ways: &[Vec<Step>]) -> Result<()> {
         if let ([query], [way]) = (&mut self.queries[..], ways) {
-            query.push_str(way);
+            query.extend_from_slice(way);
             return Ok(());
         }
         if self.queries.len() * ways.len() > MOST_QUERIES {
             return Err(format!("its lists in brackets combine to more than {MOST_QUERIES} paths: write fewer"));
         }
-        self.queries = ways.iter().flat_map(|way| self.queries.iter().map(move |q| format!("{q}{way}"))).collect();
+        self.queries = ways.iter().flat_map(|way| self.queries.iter().map(move |q| [&q[..], way].concat())).collect();
         Ok(())
     }
-}
-
-/// A string literal of RFC 9535.
-fn quote(text: &str) -> String {
-    let mut quoted = String::from("'");
-    for c in text.chars() {
-        match c {
-            '\'' | '\\' => quoted.extend(['\\', c]),
-            c if c < ' ' => quoted.extend(["\\u00", &format!("{:02x}", u32::from(c))]),
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('\'');
-    quoted
 }

@@ -158,7 +158,7 @@ fn a_filter_whose_side_is_missing_does_not_match() {
 }
 
 /// Any JSON value, some levels deep.
-fn any_json() -> impl Strategy<Value = Value> {
+pub(crate) fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),

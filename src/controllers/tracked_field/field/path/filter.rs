@@ -1,16 +1,17 @@
 //! Filters: `?(@.name=="x")` or `?(@.name)`.
 
-use super::{Parser, Result, quote};
+use super::{Parser, Result};
+use crate::controllers::tracked_field::field::query::{self, Filter, Step, quote};
 
 /// What stands in a filter on one side.
 enum Side {
     Literal(String),
-    Path { query: String, singular: bool },
+    Path { steps: Vec<Step>, singular: bool },
 }
 
 impl Parser<'_> {
     /// A filter; its question mark is taken, its closing bracket is not.
-    pub(super) fn filter(&mut self) -> Result<String> {
+    pub(super) fn filter(&mut self) -> Result<Filter> {
         const SHAPE: &str = "a filter is written [?(@.name==\"x\")]: one comparison (== != < <= > >=), or [?(@.name)] \
                              for those that have the field";
         if self.in_filter {
@@ -29,7 +30,9 @@ impl Parser<'_> {
             compare(&left, operator, &right)?
         } else {
             match left {
-                Side::Path { query, .. } => query,
+                Side::Path { steps, .. } => {
+                    Filter { text: relative(&steps), paths: vec![steps], compares_trees: false }
+                }
                 Side::Literal(_) => return Err(SHAPE.into()),
             }
         };
@@ -56,9 +59,9 @@ impl Parser<'_> {
                     self.eat('$');
                 }
                 let steps = self.steps(false)?;
-                match &steps.queries[..] {
-                    [query] => Ok(Side::Path { query: format!("@{query}"), singular: steps.singular }),
-                    _ => Err("several names at once are not supported in a filter".into()),
+                match <[_; 1]>::try_from(steps.queries) {
+                    Ok([path]) => Ok(Side::Path { steps: path, singular: steps.singular }),
+                    Err(_) => Err("several names at once are not supported in a filter".into()),
                 }
             }
             _ => {
@@ -94,25 +97,31 @@ impl Parser<'_> {
 }
 
 /// A comparison matches only what has both its sides, as kubectl has it; to the RFC, two missing sides are equal.
-fn compare(left: &Side, operator: &str, right: &Side) -> Result<String> {
-    let mut filter = String::new();
+fn compare(left: &Side, operator: &str, right: &Side) -> Result<Filter> {
+    let mut filter = Filter { text: String::new(), paths: Vec::new(), compares_trees: true };
     for side in [left, right] {
         match side {
             Side::Path { singular: false, .. } => {
                 return Err("a filter compares one value with one: use names and indexes there, no *, no slice".into());
             }
-            Side::Path { query, .. } => {
-                filter.push_str(query);
-                filter.push_str(" && ");
+            Side::Path { steps, .. } => {
+                filter.text.extend([&relative(steps), " && "]);
+                // Once to see that it is there, once to compare.
+                filter.paths.extend([steps.clone(), steps.clone()]);
             }
-            Side::Literal(_) => {}
+            Side::Literal(_) => filter.compares_trees = false,
         }
     }
     let text = |side: &Side| match side {
-        Side::Path { query, .. } => query.clone(),
+        Side::Path { steps, .. } => relative(steps),
         Side::Literal(literal) => literal.clone(),
     };
-    Ok(format!("{filter}{}{operator}{}", text(left), text(right)))
+    filter.text.extend([&text(left), operator, &text(right)]);
+    Ok(filter)
+}
+
+fn relative(steps: &[Step]) -> String {
+    format!("@{}", query::text(steps))
 }
 
 /// A number as JSON writes it (no plus sign, no leading zeros).

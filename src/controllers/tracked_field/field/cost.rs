@@ -1,0 +1,326 @@
+//! What a lookup costs, in nodes that it visits, estimated before it runs: the library that runs a query cannot be
+//! interrupted.
+//!
+//! An estimate is an upper bound. It follows a query step by step through the object for as long as the query has reached
+//! few nodes, and beyond that goes by the sizes of the subtrees that the query can reach. A path of names costs its length,
+//! however large the object is.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::query::{Filter, Select, Step};
+use super::{CONTAINERS, Field, PORTS, Select as Lookup};
+
+/// How many bytes of a value cost as much as a node: values are written as JSON and hashed.
+const BYTES: u64 = 8;
+/// How many levels a match may rise through for the price of a node: each level copies a pointer.
+const LEVELS: u64 = 16;
+/// The most nodes that an estimate follows one by one.
+const FOLLOWED: usize = 64;
+/// Subtrees of more nodes are counted once.
+const LARGE: u64 = 64;
+
+/// The cost of writing a node, without those below it.
+fn cost_of(value: &Value) -> u64 {
+    let bytes = match value {
+        Value::String(text) => text.len(),
+        Value::Object(members) => members.keys().map(String::len).sum(),
+        _ => 0,
+    };
+    1 + bytes as u64 / BYTES
+}
+
+/// The nodes of a subtree, itself included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Size {
+    nodes: u64,
+    /// The cost of writing them.
+    written: u64,
+    /// The levels below the first.
+    height: u64,
+}
+
+impl Size {
+    fn beside(self, other: Self) -> Self {
+        let (nodes, written) = (self.nodes + other.nodes, self.written + other.written);
+        Self { nodes, written, height: self.height.max(other.height) }
+    }
+}
+
+/// Sizes of the subtrees of one object. The whole is walked once, when the size of a list or an object is first asked for.
+pub(crate) struct Sizes<'a> {
+    object: &'a Value,
+    /// By address: the object is borrowed, so it stays where it is.
+    large: Option<HashMap<*const Value, Size>>,
+    /// The nodes that estimates have walked, apart from that one walk.
+    walked: u64,
+}
+
+impl<'a> Sizes<'a> {
+    /// Nothing is walked yet.
+    pub(crate) fn of(object: &'a Value) -> Self {
+        Self { object, large: None, walked: 0 }
+    }
+
+    /// Returns how many nodes estimates have walked, apart from one walk of the whole.
+    pub(crate) fn walked(&self) -> u64 {
+        self.walked
+    }
+
+    /// Returns the cost of writing these nodes of the object.
+    pub(crate) fn written(&mut self, values: &[&'a Value]) -> u64 {
+        values.iter().map(|value| self.size(value).written).fold(0, u64::saturating_add)
+    }
+
+    /// Returns the size of a node of the object.
+    fn size(&mut self, value: &'a Value) -> Size {
+        if child_count(value) == 0 {
+            self.walked += 1;
+            return Size { nodes: 1, written: cost_of(value), height: 0 };
+        }
+        let large = self.large.get_or_insert_with(|| {
+            let mut large = HashMap::new();
+            count(self.object, &mut large);
+            large
+        });
+        if let Some(size) = large.get(&std::ptr::from_ref(value)) {
+            return *size;
+        }
+        let size = count(value, large);
+        self.walked += size.nodes;
+        size
+    }
+}
+
+/// Counts a subtree, and notes the large ones in it.
+fn count(value: &Value, large: &mut HashMap<*const Value, Size>) -> Size {
+    let mut size = Size { nodes: 1, written: cost_of(value), height: 0 };
+    let mut add = |below: &Value| {
+        let below = count(below, large);
+        size.nodes += below.nodes;
+        size.written += below.written;
+        size.height = size.height.max(below.height + 1);
+    };
+    match value {
+        Value::Array(items) => items.iter().for_each(&mut add),
+        Value::Object(members) => members.values().for_each(&mut add),
+        _ => {}
+    }
+    if size.nodes > LARGE {
+        large.insert(std::ptr::from_ref(value), size);
+    }
+    size
+}
+
+/// The nodes that a query has reached.
+enum Reached<'a> {
+    /// These at most.
+    These(Vec<&'a Value>),
+    /// So many at most, all of them in subtrees of this size together.
+    Among { count: u64, size: Size },
+}
+
+/// The cost of a query so far.
+struct Walk<'s, 'a> {
+    sizes: &'s mut Sizes<'a>,
+    reached: Reached<'a>,
+    /// The reached nodes may lie below one another.
+    nested: bool,
+    cost: u64,
+}
+
+/// An upper bound of what a lookup costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cost {
+    /// The nodes that it visits.
+    pub(crate) visited: u64,
+    /// The cost of [writing](Sizes::written) the value, if known before the lookup.
+    pub(crate) written: Option<u64>,
+}
+
+impl Field {
+    /// Returns the cost of finding the field in the object of `sizes`.
+    pub(crate) fn cost(&self, sizes: &mut Sizes<'_>) -> Cost {
+        let list = |pointer: &str, object: &Value| {
+            let list = object.pointer(pointer).and_then(Value::as_array);
+            pointer.split('/').count() as u64 + list.map_or(0, Vec::len) as u64
+        };
+        let visited = match &self.0.select {
+            Lookup::Replicas => 2,
+            Lookup::Image(_) => list(CONTAINERS, sizes.object),
+            Lookup::TargetPort(_) => list(PORTS, sizes.object),
+            Lookup::Paths(paths) => {
+                let none = Cost { visited: 0, written: Some(0) };
+                return paths.iter().map(|path| of_steps(&path.steps, sizes)).fold(none, Cost::and);
+            }
+        };
+        Cost { visited, written: Some(sizes.written(&self.matches(sizes.object))) }
+    }
+}
+
+impl Cost {
+    /// Returns what is known of the cost before the lookup.
+    pub(crate) fn known(self) -> u64 {
+        self.visited.saturating_add(self.written.unwrap_or(0))
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            visited: self.visited.saturating_add(other.visited),
+            written: self.written.zip(other.written).map(|(one, other)| one.saturating_add(other)),
+        }
+    }
+}
+
+fn of_steps(steps: &[Step], sizes: &mut Sizes<'_>) -> Cost {
+    let reached = Reached::These(vec![sizes.object]);
+    let mut walk = Walk { sizes, reached, nested: false, cost: 1 };
+    for step in steps {
+        walk.step(step);
+    }
+    let Walk { sizes, reached, cost, .. } = walk;
+    let written = match reached {
+        Reached::These(nodes) => Some(sizes.written(&nodes)),
+        Reached::Among { .. } => None,
+    };
+    Cost { visited: cost, written }
+}
+
+impl<'a> Walk<'_, 'a> {
+    fn pay(&mut self, nodes: u64) {
+        self.cost = self.cost.saturating_add(nodes);
+    }
+
+    fn step(&mut self, step: &Step) {
+        if step.descends {
+            return self.descend(&step.select);
+        }
+        match std::mem::replace(&mut self.reached, Reached::These(Vec::new())) {
+            Reached::These(nodes) => self.follow(&nodes, &step.select),
+            Reached::Among { count, size } => self.spread(count, size, &step.select),
+        }
+    }
+
+    /// Follows a step from each of a few nodes.
+    fn follow(&mut self, nodes: &[&'a Value], select: &Select) {
+        let mut next = Vec::new();
+        let mut many = 0;
+        for node in nodes {
+            self.pay(1);
+            self.sizes.walked += 1;
+            let found = match (select, node) {
+                (Select::Name(name), Value::Object(members)) => members.get(&**name).into_iter().collect(),
+                (Select::Index(index), Value::Array(items)) => item(items, *index).into_iter().collect(),
+                (Select::Slice(_), Value::Array(_)) | (Select::All | Select::Filter(_), _) => {
+                    let children = children(node, FOLLOWED);
+                    let count = child_count(node);
+                    self.pay(count);
+                    if let Select::Filter(filter) = select {
+                        let size = self.sizes.size(node);
+                        self.filter(filter, count, size);
+                    }
+                    if children.len() as u64 == count {
+                        children
+                    } else {
+                        many += count;
+                        continue;
+                    }
+                }
+                _ => Vec::new(),
+            };
+            next.extend(found);
+        }
+        let found = next.len() as u64 + many;
+        self.reached = if found <= FOLLOWED as u64 {
+            Reached::These(next)
+        } else {
+            Reached::Among { count: found, size: self.together(nodes) }
+        };
+    }
+
+    /// The size of the subtrees of these nodes, none of which is in another's unless they are nested.
+    fn together(&mut self, nodes: &[&'a Value]) -> Size {
+        let sizes = nodes.iter().map(|node| self.sizes.size(node));
+        sizes.fold(Size::default(), Size::beside)
+    }
+
+    /// Takes a step from each of `count` nodes, of which only the size is known.
+    fn spread(&mut self, count: u64, size: Size, select: &Select) {
+        self.pay(count);
+        let count = match select {
+            Select::Name(_) | Select::Index(_) => count,
+            Select::All | Select::Slice(_) => {
+                self.pay(size.nodes);
+                size.nodes
+            }
+            Select::Filter(filter) => {
+                self.pay(size.nodes);
+                self.filter(filter, size.nodes, size);
+                size.nodes
+            }
+        };
+        self.reached = Reached::Among { count, size };
+    }
+
+    /// Tests so many nodes of subtrees of this size.
+    fn filter(&mut self, filter: &Filter, count: u64, size: Size) {
+        for path in &filter.paths {
+            // A step finds each node from one other at most, so that no step finds more nodes than there are.
+            let mut reached = count;
+            for step in path {
+                self.pay(reached);
+                if !step.is_singular() {
+                    self.pay(size.nodes);
+                    reached = size.nodes;
+                }
+            }
+        }
+        self.pay(count);
+        if filter.compares_trees {
+            // A node is compared once for each tree that it is part of.
+            let times = if self.nested { size.height + 1 } else { 1 };
+            self.pay(size.nodes.saturating_mul(times));
+        }
+    }
+
+    /// Takes a step from each node below the reached ones.
+    fn descend(&mut self, select: &Select) {
+        let size = match &self.reached {
+            Reached::These(nodes) => {
+                let nodes = nodes.clone();
+                self.together(&nodes)
+            }
+            Reached::Among { size, .. } => *size,
+        };
+        self.nested = true;
+        // Matches rise through every level above them.
+        self.pay(size.nodes.saturating_add(size.nodes.saturating_mul(size.height) / LEVELS));
+        self.spread(size.nodes, size, select);
+    }
+}
+
+fn item(items: &[Value], index: i64) -> Option<&Value> {
+    let place = usize::try_from(index.unsigned_abs()).ok()?;
+    if index < 0 { items.get(items.len().checked_sub(place)?) } else { items.get(place) }
+}
+
+fn child_count(value: &Value) -> u64 {
+    match value {
+        Value::Array(items) => items.len() as u64,
+        Value::Object(members) => members.len() as u64,
+        _ => 0,
+    }
+}
+
+/// The first `most` members or items.
+fn children(value: &Value, most: usize) -> Vec<&Value> {
+    match value {
+        Value::Array(items) => items.iter().take(most).collect(),
+        Value::Object(members) => members.values().take(most).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

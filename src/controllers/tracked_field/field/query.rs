@@ -1,0 +1,83 @@
+//! A query of RFC 9535 as its steps: its text for the library that runs it, and its shape, from which `cost` estimates.
+
+use std::fmt;
+
+/// One step of a query, with one selector: a union is several queries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    /// The step selects in every node below, not in the node alone (`..`).
+    pub(super) descends: bool,
+    pub(super) select: Select,
+}
+
+/// What a step selects of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Select {
+    /// The member of that name.
+    Name(Box<str>),
+    /// The item at that place; a negative one counts from the end.
+    Index(i64),
+    /// Every member or item.
+    All,
+    /// Some of the items.
+    Slice(Box<str>),
+    /// The members or items that match.
+    Filter(Box<Filter>),
+}
+
+/// A filter: paths from the member or item that it tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Filter {
+    /// As RFC 9535 writes it.
+    pub(super) text: String,
+    /// Each path, as often as a test walks it.
+    pub(super) paths: Vec<Vec<Step>>,
+    /// A test compares the values of two paths, which may be whole trees.
+    pub(super) compares_trees: bool,
+}
+
+impl Step {
+    /// A step to what a node itself has.
+    pub(super) fn child(select: Select) -> Self {
+        Self { descends: false, select }
+    }
+
+    /// Returns whether the step leads from one node to one node at most.
+    pub(super) fn is_singular(&self) -> bool {
+        !self.descends && matches!(self.select, Select::Name(_) | Select::Index(_))
+    }
+}
+
+/// Writes steps one after the other, without what they start from.
+pub(super) fn text(steps: &[Step]) -> String {
+    steps.iter().map(Step::to_string).collect()
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.descends {
+            f.write_str("..")?;
+        }
+        match &self.select {
+            Select::Name(name) => write!(f, "[{}]", quote(name)),
+            Select::Index(index) => write!(f, "[{index}]"),
+            Select::All => f.write_str("[*]"),
+            Select::Slice(slice) => write!(f, "[{slice}]"),
+            Select::Filter(filter) => write!(f, "[?{}]", filter.text),
+        }
+    }
+}
+
+/// A string literal of RFC 9535.
+pub(super) fn quote(text: &str) -> String {
+    let mut quoted = String::from("'");
+    for c in text.chars() {
+        match c {
+            '\'' | '\\' => quoted.extend(['\\', c]),
+            c if c < ' ' => quoted.extend(["\\u00", &format!("{:02x}", u32::from(c))]),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('\'');
+    quoted
+}

@@ -1,0 +1,140 @@
+//! Lookups of the fields of one state of an object, within a budget.
+//!
+//! What is proved cheap is looked up at once. The rest is put off to a thread of its own, or refused: the library that runs
+//! a path cannot be interrupted, so each path is estimated before it runs.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::field::cost::{Cost, Sizes};
+use super::field::{Field, Observed};
+
+/// The most nodes that the lookups of all fields of one state of an object may visit.
+pub(crate) const BUDGET: u64 = 2_000_000;
+/// The most nodes that all lookups of one state of an object visit on a thread that has other work.
+const AT_ONCE: u64 = 100_000;
+/// The most nodes that one of these lookups visits.
+const ONE_AT_ONCE: u64 = 20_000;
+
+/// Result of the lookup of a field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Lookup {
+    /// The value.
+    Found(Observed),
+    /// The lookup is too expensive for this thread.
+    PutOff,
+    /// The lookup is too expensive for the budget.
+    Refused(Estimate),
+}
+
+/// About how many nodes a refused lookup would visit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Estimate(Option<u64>);
+
+impl Estimate {
+    /// The fields of the object are too many to estimate all of them.
+    pub(crate) const UNKNOWN: Self = Self(None);
+
+    /// Rounds up to two digits, so that the estimate stays the same while the object hardly changes.
+    pub(crate) fn of(nodes: u64) -> Self {
+        let unit = 10_u64.pow(nodes.checked_ilog10().unwrap_or(0).saturating_sub(1));
+        Self(Some(nodes.div_ceil(unit).saturating_mul(unit)))
+    }
+
+    /// Returns the nodes, if known.
+    pub(crate) fn nodes(self) -> Option<u64> {
+        self.0
+    }
+}
+
+/// Where lookups run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// On a thread that has other work.
+    AtOnce,
+    /// On the thread for expensive lookups.
+    Apart,
+}
+
+/// Looks up those of `fields` that are `wanted`, each one once, and cheap ones first. The others count towards the budget
+/// too, so that the same lookups are refused, whatever is wanted.
+pub(super) fn look_up(
+    object: &Value,
+    mut fields: Vec<Field>,
+    wanted: impl Fn(&Field) -> bool,
+    place: Place,
+) -> HashMap<Field, Lookup> {
+    fields.sort_unstable_by(|one, other| one.text().cmp(other.text()));
+    fields.dedup();
+    let mut sizes = Sizes::of(object);
+    let mut estimated: Vec<(Cost, Field)> = Vec::with_capacity(fields.len());
+    let mut lookups = HashMap::with_capacity(fields.len());
+    let (mut at_once, most_estimating, not_estimated) = match place {
+        Place::AtOnce => (AT_ONCE, AT_ONCE, Lookup::PutOff),
+        Place::Apart => (u64::MAX, BUDGET, Lookup::Refused(Estimate::UNKNOWN)),
+    };
+    for field in fields {
+        // Estimates are work, too.
+        if sizes.walked() <= most_estimating {
+            estimated.push((field.cost(&mut sizes), field));
+        } else if wanted(&field) {
+            lookups.insert(field, not_estimated.clone());
+        }
+    }
+    estimated.sort_by_key(|(cost, _)| cost.known());
+    let mut left = BUDGET;
+    for (cost, field) in estimated {
+        let Some(rest) = left.checked_sub(cost.known()) else {
+            if wanted(&field) {
+                lookups.insert(field, Lookup::Refused(Estimate::of(cost.known())));
+            }
+            continue;
+        };
+        left = rest;
+        if !wanted(&field) {
+            continue;
+        }
+        let lookup = match place {
+            Place::AtOnce => match within(object, &field, cost, &mut sizes, at_once.min(ONE_AT_ONCE)) {
+                Ok((value, spent)) => {
+                    at_once -= spent;
+                    Lookup::Found(value)
+                }
+                Err(_) => {
+                    at_once = at_once.saturating_sub(cost.visited.min(ONE_AT_ONCE));
+                    Lookup::PutOff
+                }
+            },
+            Place::Apart => match within(object, &field, cost, &mut sizes, left.saturating_add(cost.known())) {
+                Ok((value, spent)) => {
+                    left = left.saturating_add(cost.known()).saturating_sub(spent);
+                    Lookup::Found(value)
+                }
+                Err(cost) => Lookup::Refused(Estimate::of(cost)),
+            },
+        };
+        lookups.insert(field, lookup);
+    }
+    lookups
+}
+
+/// Looks up a field if that, and writing its value, costs `most` at most. Returns the value and the cost, or the cost alone.
+fn within<'a>(
+    object: &'a Value,
+    field: &Field,
+    cost: Cost,
+    sizes: &mut Sizes<'a>,
+    most: u64,
+) -> Result<(Observed, u64), u64> {
+    if cost.known() > most {
+        return Err(cost.known());
+    }
+    let matches = field.matches(object);
+    let written = cost.written.unwrap_or_else(|| sizes.written(&matches));
+    let cost = cost.visited.saturating_add(written);
+    if cost > most { Err(cost) } else { Ok((Observed::of_matches(&matches), cost)) }
+}
+
+#[cfg(test)]
+mod tests;

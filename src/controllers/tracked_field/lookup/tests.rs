@@ -1,0 +1,134 @@
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fmt::Write as _;
+
+use serde_json::json;
+
+use super::*;
+
+fn field(path: &str) -> Field {
+    Field::compile("Deployment", path).unwrap()
+}
+
+fn found(text: &str) -> Lookup {
+    Lookup::Found(Observed::Text(text.into()))
+}
+
+/// A Deployment with so many arguments.
+fn deployment(args: usize) -> Value {
+    let containers = json!([{ "name": "web", "image": "nginx:1", "args": vec![""; args] }]);
+    json!({ "spec": { "replicas": 3, "template": { "spec": { "containers": containers } } } })
+}
+
+/// A union of 16 paths through every node, as each of `numbers` makes another one.
+fn hostile(numbers: impl Iterator<Item = usize>) -> Vec<Field> {
+    let path = |number| {
+        let names = (0..16).fold(String::new(), |mut names, name| {
+            write!(names, "{}'n{number}-{name}'", if name == 0 { "" } else { "," }).unwrap();
+            names
+        });
+        field(&format!("{{..[{names}]}}"))
+    };
+    numbers.map(path).collect()
+}
+
+fn all(object: &Value, fields: &[Field], place: Place) -> HashMap<Field, Lookup> {
+    look_up(object, fields.to_vec(), |_| true, place)
+}
+
+#[test]
+fn ordinary_fields_are_found_at_once_beside_hostile_ones() {
+    let object = deployment(200_000);
+    let ordinary =
+        ["replicas", "image", "image:web", "{.spec.replicas}", "{.spec.template.spec.containers[*].image}"].map(field);
+    let mut fields = hostile(0..100);
+    fields.extend(ordinary.clone());
+    for place in [Place::AtOnce, Place::Apart] {
+        let lookups = all(&object, &fields, place);
+        assert_eq!(lookups.len(), 105);
+        for (field, value) in ordinary.iter().zip(["3", "nginx:1", "nginx:1", "3", "nginx:1"]) {
+            assert_eq!(lookups[field], found(value), "{} {place:?}", field.text());
+        }
+        for field in &fields[..100] {
+            let Lookup::Refused(estimate) = lookups[field] else { panic!("{place:?} {:?}", lookups[field]) };
+            assert!(estimate.nodes().unwrap() > 16 * 200_000, "{estimate:?}");
+        }
+    }
+}
+
+#[test]
+fn a_lookup_that_is_not_cheap_is_put_off_and_found_apart() {
+    let object = deployment(50_000);
+    let path = field("{..image}");
+    assert_eq!(all(&object, &[path.clone()], Place::AtOnce)[&path], Lookup::PutOff);
+    assert_eq!(all(&object, &[path.clone()], Place::Apart)[&path], found("nginx:1"));
+    let small = deployment(500);
+    assert_eq!(all(&small, &[path.clone()], Place::AtOnce)[&path], found("nginx:1"));
+}
+
+/// The bound of what one thread does for one state of an object.
+#[test]
+fn lookups_at_once_are_bounded_together() {
+    let object = deployment(5_000);
+    let fields: Vec<_> = (0..1000).map(|number| field(&format!("{{..n{number}}}"))).collect();
+    let lookups = all(&object, &fields, Place::AtOnce);
+    let found = lookups.values().filter(|lookup| matches!(lookup, Lookup::Found(_))).count();
+    assert!((1..=20).contains(&found), "{found}");
+    assert!(lookups.values().any(|lookup| *lookup == Lookup::PutOff));
+    assert!(lookups.values().any(|lookup| matches!(lookup, Lookup::Refused(_))));
+}
+
+/// Also while another state of the object is looked at for one of them alone.
+#[test]
+fn the_budget_refuses_the_same_lookups_whichever_are_wanted() {
+    let object = deployment(50_000);
+    let fields: Vec<_> = (0..60).map(|number| field(&format!("{{..n{number:02}}}"))).collect();
+    let whole = all(&object, &fields, Place::Apart);
+    let refused = whole.values().filter(|lookup| matches!(lookup, Lookup::Refused(_))).count();
+    assert!((1..60).contains(&refused), "{refused}");
+    for wanted in fields.iter().step_by(7) {
+        let one = look_up(&object, fields.clone(), |field| field == wanted, Place::Apart);
+        assert_eq!(one.len(), 1);
+        assert_eq!(one[wanted], whole[wanted]);
+    }
+    for (field, lookup) in all(&object, &fields, Place::AtOnce) {
+        assert_eq!(matches!(lookup, Lookup::Refused(_)), matches!(whole[&field], Lookup::Refused(_)));
+    }
+}
+
+#[test]
+fn a_value_that_is_too_large_to_write_is_refused() {
+    let object = json!({ "text": "x".repeat(1_400_000), "list": vec![vec![json!(0); 1000]; 300] });
+    let union = |name: &str| field(&format!("{{[{}]}}", vec![format!("'{name}'"); 16].join(",")));
+    for path in [union("text"), union("list")] {
+        for place in [Place::AtOnce, Place::Apart] {
+            assert!(matches!(all(&object, &[path.clone()], place)[&path], Lookup::Refused(_)), "{place:?}");
+        }
+    }
+    let one = field("{.text}");
+    assert_eq!(all(&object, &[one.clone()], Place::AtOnce)[&one], Lookup::PutOff);
+    assert!(matches!(all(&object, &[one.clone()], Place::Apart)[&one], Lookup::Found(_)));
+    // What is found is known only afterwards.
+    let nested = (0..100).fold(json!(vec![0; 20_000]), |inner, _| json!([inner]));
+    let path = field("{..*}");
+    assert!(matches!(all(&nested, &[path.clone()], Place::Apart)[&path], Lookup::Refused(_)));
+}
+
+/// Estimates of any number of fields end, too.
+#[test]
+fn estimates_are_bounded_together() {
+    let lists: Vec<_> = (0..64).map(|_| json!(vec![json!([0]); 30])).collect();
+    let object = json!({ "a": lists });
+    let fields: Vec<_> = (0..2000).map(|number| field(&format!("{{.a[*][?(@.n{number})][*]}}"))).collect();
+    let lookups = all(&object, &fields, Place::Apart);
+    assert_eq!(lookups.len(), 2000);
+    let unknown = lookups.values().filter(|lookup| **lookup == Lookup::Refused(Estimate::UNKNOWN)).count();
+    assert!((1..2000).contains(&unknown), "{unknown}");
+}
+
+#[test]
+fn an_estimate_has_two_digits() {
+    let of = |nodes| Estimate::of(nodes).nodes().unwrap();
+    assert_eq!([0, 7, 42, 999, 1_234_567, 11_000_001].map(of), [0, 7, 42, 1000, 1_300_000, 12_000_000]);
+    assert_eq!(of(u64::MAX), u64::MAX);
+}
