@@ -28,8 +28,8 @@ use self::line::Line;
 
 /// The rows, in the order of the table.
 #[rustfmt::skip] // a line for what belongs together
-const ROWS: [&str; 14] = [
-    "latency", "hang", "appear", "memory", "failover", "slow", "cpu", "start",
+const ROWS: [&str; 15] = [
+    "latency", "hang", "costly", "appear", "memory", "failover", "slow", "cpu", "start",
     "copies", "crowd",
     "burst", "alone", "still",
     "size",
@@ -65,6 +65,7 @@ async fn measure(row: &str, program: PathBuf) -> Result<()> {
         match row {
             "latency" => rows::latency::latency(program).await,
             "hang" => rows::latency::hang(program).await,
+            "costly" => rows::costly::costly(program).await,
             "appear" => rows::appear::appear(program).await,
             "memory" => rows::load::memory(program).await,
             "failover" => rows::replicas::failover(program).await,

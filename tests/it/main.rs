@@ -14,6 +14,7 @@ mod delivery;
 mod demo;
 mod dns;
 mod docs;
+mod expensive_paths;
 mod faults;
 mod field_paths;
 mod fields;

@@ -14,7 +14,7 @@ use crate::stage::{FIELDS, POINTS, RATE, Sender, Stage, name, point};
 
 /// Promised, in milliseconds.
 const P50: f64 = 50.0;
-const P99: f64 = 250.0;
+pub const P99: f64 = 250.0;
 
 /// From the apiserver's acknowledgement of a change to the message's first bytes at its receiver.
 pub async fn latency(program: PathBuf) -> Result<Vec<Line>> {

@@ -3,6 +3,7 @@
 pub mod appear;
 pub mod apps;
 pub mod copies;
+pub mod costly;
 pub mod latency;
 pub mod load;
 pub mod replicas;

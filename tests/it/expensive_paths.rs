@@ -1,0 +1,139 @@
+//! Paths that are expensive to look up in a huge object, beside ordinary ones.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use quartermaster::api::TrackedField;
+use serde_json::{Value, json};
+use testbed::Options;
+use testbed::receiver::Receiver;
+use testbed::wait::until;
+
+use crate::support::{Bed, Operator, SOON, SYSTEM, Settings};
+
+/// As many as fit: the apiserver stores two bytes for each.
+const ARGUMENTS: usize = 700_000;
+const HOSTILE: usize = 100;
+const LEASE: &str = "expensive-paths";
+
+/// A Deployment whose container has so many empty arguments.
+async fn deployment(bed: &Bed, name: &str, arguments: usize) {
+    let labels = json!({ "app": name });
+    let container = json!({ "name": "web", "image": "nginx:1", "args": vec![""; arguments] });
+    let template = json!({ "metadata": { "labels": labels }, "spec": { "containers": [container] } });
+    let spec = json!({ "replicas": 0, "selector": { "matchLabels": labels }, "template": template });
+    bed.create::<Deployment>(name, json!({ "spec": spec })).await;
+}
+
+/// Merges into a Deployment, whose answer would be huge.
+async fn change(bed: &Bed, name: &str, patch: Value) {
+    bed.api::<Deployment>().patch_metadata(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+}
+
+/// A union of 16 names at any depth, another one for each number.
+fn hostile(number: usize) -> String {
+    let names: Vec<_> = (0..16).map(|name| format!("'n{number}-{name}'")).collect();
+    format!("{{..[{}]}}", names.join(","))
+}
+
+/// Who leads, and how often that has changed.
+async fn leader(bed: &Bed) -> (Option<String>, Option<i32>) {
+    let leases: Api<Lease> = Api::namespaced(bed.client.clone(), SYSTEM);
+    let spec = leases.get(LEASE).await.unwrap().spec.unwrap();
+    (spec.holder_identity, spec.lease_transitions)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn expensive_paths_of_one_object_delay_no_other_field() {
+    let bed = Bed::own_with(Options::apiserver_only(), "expensive").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    bed.deployment("web", 0).await;
+    bed.track("web", "Deployment", "web", "replicas", "hook").await;
+    deployment(&bed, "huge", ARGUMENTS).await;
+    let names: Vec<String> = (0..HOSTILE).map(|number| format!("hostile-{number}")).collect();
+    let hostile = names.iter().enumerate().map(|(number, name)| {
+        let (bed, path) = (&bed, hostile(number));
+        async move { bed.track(name, "Deployment", "huge", &path, "hook").await }
+    });
+    join_all(hostile).await;
+    // Cheap in any object.
+    bed.track("image", "Deployment", "huge", "{.spec.template.spec.containers[*].image}", "hook").await;
+
+    // A slow machine must not end the lease; what is tested here would take far longer.
+    let flags = ["--leader-elect", "--lease-duration=60s", "--lease-renew-deadline=40s"];
+    let settings = Settings::default().flag(&format!("--leader-election-id={LEASE}"));
+    let operator = Operator::start(&bed, flags.iter().fold(settings, |settings, flag| settings.flag(flag))).await;
+    let mut told = vec![("Created".to_owned(), "0".to_owned())];
+    let delivered = async |told: &[(String, String)]| {
+        let told: Vec<_> = told.iter().map(|(action, value)| (action.as_str(), Some(value.as_str()))).collect();
+        bed.delivered("web", &told).await;
+    };
+    delivered(&told).await;
+    bed.delivered("image", &[("Created", Some("nginx:1"))]).await;
+    for name in &names {
+        let words = bed.waiting(name, "PathTooExpensive").await;
+        assert!(words.contains("12,000,000") && words.contains("2,000,000") && words.contains("write"), "{words}");
+    }
+    let before = leader(&bed).await;
+    assert!(before.0.is_some());
+
+    for round in 1..=10 {
+        let changed = json!({ "metadata": { "annotations": { "round": round.to_string() } } });
+        change(&bed, "huge", changed).await;
+        bed.scale("web", round).await;
+        told.push(("Updated".into(), round.to_string()));
+        delivered(&told).await;
+        assert_eq!(operator.probe("livez").await.unwrap().0, 200);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert_eq!(leader(&bed).await, before);
+
+    // What is cheap again is looked up again.
+    let container = json!({ "name": "web", "image": "nginx:2", "args": [""] });
+    change(&bed, "huge", json!({ "spec": { "template": { "spec": { "containers": [container] } } } })).await;
+    bed.delivered("image", &[("Created", Some("nginx:1")), ("Updated", Some("nginx:2"))]).await;
+    for name in &names {
+        bed.waiting(name, "").await;
+        bed.delivered(name, &[("Created", None)]).await;
+    }
+}
+
+/// The operator looks it up on another thread; of states that come faster than that the newest one counts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_through_a_large_object_ends_with_the_newest_value() {
+    let bed = Bed::own_with(Options::apiserver_only(), "large").await;
+    let receiver = Receiver::start().unwrap();
+    bed.webhook("hook", &receiver.url()).await;
+    deployment(&bed, "large", 30_000).await;
+    let _operator = Operator::start(&bed, Settings::default()).await;
+    for name in ["first", "second"] {
+        bed.track(name, "Deployment", "large", "{..image}", "hook").await;
+        bed.delivered(name, &[("Created", Some("nginx:1"))]).await;
+    }
+    for version in 2..=20 {
+        let image = json!([{ "op": "replace", "path": "/spec/template/spec/containers/0/image", "value": format!("nginx:{version}") }]);
+        let image: Patch<()> = Patch::Json(serde_json::from_value(image).unwrap());
+        bed.api::<Deployment>().patch_metadata("large", &PatchParams::default(), &image).await.unwrap();
+    }
+    for name in ["first", "second"] {
+        let newest = until(format!("{name} ends with the newest value"), SOON, async || {
+            let history = bed.history(name).await;
+            let newest = history.last().and_then(|entry| entry.value.clone());
+            anyhow::ensure!(newest.as_deref() == Some("nginx:20"), "it ends with {newest:?}");
+            Ok(Some(()))
+        });
+        newest.await.unwrap();
+    }
+    bed.delete::<Deployment>("large").await;
+    for name in ["first", "second"] {
+        bed.until(name, "is told of the deletion", |field: &TrackedField| {
+            field.history().unwrap().last().is_some_and(|entry| entry.action == "Deleted")
+        })
+        .await;
+    }
+}
