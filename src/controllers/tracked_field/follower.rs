@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::field::{Field, Observed};
 use super::history::{NewestState, Observation, ObservationBuffer, Series, State};
+use super::lookup::Estimate;
 use super::target::TargetKey;
 use crate::api::TrackedField;
 use crate::api::tracked_field::Subject;
@@ -34,7 +35,7 @@ impl Whose {
     }
 }
 
-/// Why no field of an object can be read.
+/// Why the field of an object cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     /// The operator keeps no more levels of it.
@@ -43,6 +44,9 @@ pub enum Unreadable {
     /// It is no JSON.
     #[error("{0}")]
     NotJson(String),
+    /// The lookup of the field is too expensive.
+    #[error("{0}")]
+    TooExpensive(Estimate),
 }
 
 pub(super) struct Follower {
@@ -57,6 +61,8 @@ pub(super) struct Follower {
     pub(super) unreadable: Option<Unreadable>,
     /// Version that a metadata watch has shown and no read has returned yet.
     outdated_by: Option<u64>,
+    /// The last lookup was too expensive for a thread that has other work: reads of the object look it up apart.
+    pub(super) put_off: bool,
     /// How often the watch has shown something that was not of the past.
     shown: u64,
     pub(super) buffer: ObservationBuffer,
@@ -115,6 +121,7 @@ impl Follower {
             newest: None,
             unreadable: None,
             outdated_by: None,
+            put_off: false,
             shown: 0,
             buffer: ObservationBuffer::default(),
             former: None,
@@ -211,6 +218,20 @@ impl Follower {
         self.outdated_by = Some(shown.unwrap_or_default());
         self.certainty = Certainty::NeedsRead;
         true
+    }
+
+    /// Notes that the watch shows a version whose lookup is put off until a read, as if it had shown metadata alone. Returns
+    /// whether a read is needed.
+    pub(super) fn put_off(&mut self, object: &DynamicObject) -> bool {
+        self.put_off = true;
+        self.show_metadata(object)
+    }
+
+    /// Notes that a read has returned a version whose lookup is put off until another read.
+    pub(super) fn put_off_read(&mut self, object: &DynamicObject) {
+        (self.put_off, self.listed) = (true, true);
+        self.outdated_by = Some(version(object).unwrap_or_default());
+        self.certainty = Certainty::NeedsRead;
     }
 
     /// Returns whether a metadata watch has shown a version that no read has returned yet.

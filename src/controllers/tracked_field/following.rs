@@ -1,5 +1,6 @@
 //! From a spec to a target that is watched, and followed by the [`tracker`](super::tracker).
 
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Error;
 use super::field::Field;
-use super::follower::Whose;
+use super::follower::{Asked, Whose};
 use super::grants::{Grant, Grants};
 use super::reads::{Answer, Lane, Reads};
 use super::target::{Resolved, Resolver, TargetError, TargetKey};
@@ -221,7 +222,7 @@ impl Targets {
         let key = Key::of(object.as_ref());
         let lane = match tracked {
             None => Lane::discovery(&object.spec.target),
-            Some(tracked) if self.is_unread(&key) => Lane::read(&tracked.target),
+            Some(tracked) if self.is_unread(&key) => Lane::read(&tracked.target, self.tracker.is_put_off(&key)),
             Some(_) => {
                 self.reads.needless(&key);
                 return false;
@@ -248,7 +249,7 @@ impl Targets {
         let key = Key::of(object);
         if let Some(asked) = self.tracker.unread(&key, self.resync) {
             match tracked.api.get_opt(&target.name).await {
-                Ok(found) => self.tracker.read(&key, &Whose::of(object), &tracked.target, asked, found.as_ref()),
+                Ok(found) => self.take(object, tracked.target, lane, asked, found).await,
                 Err(kube::Error::Api(status)) if status.code == 403 => {
                     let message = status.message.clone();
                     return Err(Waiting::Forbidden { resource: tracked.target.resource, message }.into());
@@ -257,5 +258,31 @@ impl Targets {
             }
         }
         Ok(Answer::Read)
+    }
+
+    /// Takes the result of a read: expensive lookups on a thread of their own, one object at a time.
+    async fn take(
+        &self,
+        object: &TrackedField,
+        target: TargetKey,
+        lane: &Lane,
+        asked: Asked,
+        found: Option<DynamicObject>,
+    ) {
+        let (key, whose, tracker) = (Key::of(object), Whose::of(object), Arc::clone(&self.tracker));
+        if !matches!(lane, Lane::Apart(_)) {
+            return tracker.read(&key, &whose, &target, asked, found);
+        }
+        // The closure holds the turn: it goes on when nobody waits for it any more.
+        let Ok(turn) = self.reads.turn().await else { return };
+        let lookups = move || {
+            let _turn = turn;
+            tracker.read_apart(&key, &whose, &target, asked, found);
+        };
+        if let Err(error) = tokio::task::spawn_blocking(lookups).await
+            && let Ok(panic) = error.try_into_panic()
+        {
+            resume_unwind(panic);
+        }
     }
 }

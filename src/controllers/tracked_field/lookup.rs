@@ -4,6 +4,7 @@
 //! a path cannot be interrupted, so each path is estimated before it runs.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use serde_json::Value;
 
@@ -43,9 +44,32 @@ impl Estimate {
     }
 
     /// Returns the nodes, if known.
+    #[cfg(test)]
     pub(crate) fn nodes(self) -> Option<u64> {
         self.0
     }
+}
+
+impl fmt::Display for Estimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(nodes) => write!(f, "looking the field up takes about {} steps in this object", grouped(nodes))?,
+            None => f.write_str("this object has too many TrackedFields with paths through many of its fields")?,
+        }
+        write!(
+            f,
+            "; all TrackedFields of one object together may take {}: write names and indexes in place of .. and *, such as \
+             {{.spec.template.spec.containers[0].image}}",
+            grouped(BUDGET)
+        )
+    }
+}
+
+/// Writes a number with a comma between thousands.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(",")
 }
 
 /// Where lookups run.

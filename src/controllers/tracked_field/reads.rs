@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use kube::Resource;
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tracing::{Instrument, error};
 
 use super::follower::Whose;
@@ -25,10 +25,10 @@ use crate::runtime::{Key, tasks, telemetry};
 /// Concurrent requests per lane.
 const PER_LANE: usize = 4;
 
-/// Concurrent reads of objects whose metadata alone is watched: each may be 1 MiB.
+/// Concurrent reads of objects whose metadata alone is watched, and of those with expensive lookups: each may be 1 MiB.
 const OBJECTS: usize = 4;
 
-/// Pause after the read of an object whose metadata alone is watched. Others may change it many times a second.
+/// Pause after such a read. Others may change the object many times a second.
 const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Concurrent requests over all lanes: a spec can name any number of resources that do not exist.
@@ -43,6 +43,8 @@ pub enum Lane {
     Reads(ResourceName),
     /// Reads of one object whose metadata alone is watched.
     Object(TargetKey),
+    /// Reads of one object in which a lookup is too expensive for a thread that has other work.
+    Apart(TargetKey),
 }
 
 impl Lane {
@@ -51,9 +53,11 @@ impl Lane {
         Self::Discovery(target.api_version.clone().unwrap_or_default())
     }
 
-    /// Returns the lane for reads of `target`.
-    pub fn read(target: &TargetKey) -> Self {
-        if target.resource.is_watched_by_metadata() {
+    /// Returns the lane for reads of `target`, in which the lookup may be `put_off`.
+    pub fn read(target: &TargetKey, put_off: bool) -> Self {
+        if put_off {
+            Self::Apart(target.clone())
+        } else if target.resource.is_watched_by_metadata() {
             Self::Object(target.clone())
         } else {
             Self::Reads(target.resource.clone())
@@ -65,7 +69,7 @@ impl Lane {
         match self {
             Self::Discovery(_) | Self::Reads(_) => PER_LANE,
             // The newest state is wanted, once.
-            Self::Object(_) => 1,
+            Self::Object(_) | Self::Apart(_) => 1,
         }
     }
 }
@@ -87,6 +91,9 @@ pub struct Reads {
     state: Mutex<State>,
     all: Semaphore,
     objects: Semaphore,
+    apart: Semaphore,
+    /// One thread at most does expensive lookups.
+    turn: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -113,13 +120,24 @@ struct Queue {
 
 impl Default for Reads {
     fn default() -> Self {
-        Self { state: Mutex::default(), all: Semaphore::new(ALL_LANES), objects: Semaphore::new(OBJECTS) }
+        Self {
+            state: Mutex::default(),
+            all: Semaphore::new(ALL_LANES),
+            objects: Semaphore::new(OBJECTS),
+            apart: Semaphore::new(OBJECTS),
+            turn: Arc::new(Semaphore::new(1)),
+        }
     }
 }
 
 impl Reads {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no other object has an expensive lookup.
+    pub(super) async fn turn(&self) -> Result<OwnedSemaphorePermit, AcquireError> {
+        Arc::clone(&self.turn).acquire_owned().await
     }
 
     /// Requests an answer for `object`, unless a request is already in flight.
@@ -208,8 +226,12 @@ async fn run(targets: Arc<Targets>, lane: Lane) {
     let all = async {
         while let Some((number, object)) = targets.reads.next(&lane) {
             let key = Key::of(object.as_ref());
-            let reads_object = matches!(lane, Lane::Object(_)) && targets.is_unread(&key);
-            let permits = if reads_object { &targets.reads.objects } else { &targets.reads.all };
+            let reads_object = matches!(lane, Lane::Object(_) | Lane::Apart(_)) && targets.is_unread(&key);
+            let permits = match lane {
+                Lane::Object(_) if reads_object => &targets.reads.objects,
+                Lane::Apart(_) if reads_object => &targets.reads.apart,
+                _ => &targets.reads.all,
+            };
             let Ok(permit) = permits.acquire().await else { return };
             let limit = targets.timeout;
             let span = telemetry::ask(NAME, &TrackedField::group(&()), &TrackedField::kind(&()), &key);

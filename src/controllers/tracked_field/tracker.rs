@@ -4,7 +4,7 @@
 //! the forbidden ones. Earlier events may be stale: a new leader relists every kind and compares the lists with the
 //! history.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem::discriminant;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::field::Field;
 use super::follower::{Asked, Certainty, Follower, Unreadable, Whose};
 use super::history::{NewestState, Observation, Series};
+use super::lookup::{Lookup, Place, look_up};
 use super::target::TargetKey;
 use crate::api::TrackedField;
 use crate::runtime::Key;
@@ -192,24 +193,75 @@ impl Tracker {
     /// Takes the present state of `target` from a read, `None` if the object does not exist.
     ///
     /// The spec may change during a read: a result for an earlier target is dropped, and the new target needs its own
-    /// read.
-    pub fn read(&self, key: &Key, whose: &Whose, target: &TargetKey, asked: Asked, object: Option<&DynamicObject>) {
-        let read = object.map(|object| (object, whole(object)));
-        let mut state = self.state();
-        if let Some(follower) = state.follower(key, whose).filter(|follower| follower.target == *target) {
-            match &read {
-                Some((object, whole)) => take(follower, asked, object, whole),
-                None => follower.read(asked, Instant::now(), None),
+    /// read. Lookups that are not cheap are put off until [`Tracker::read_apart`].
+    pub fn read(&self, key: &Key, whose: &Whose, target: &TargetKey, asked: Asked, object: Option<DynamicObject>) {
+        self.take_read((key, whose), target, asked, object, Place::AtOnce);
+    }
+
+    /// Takes the result of a read as [`Tracker::read`] does, and puts off no lookup: this may take a tenth of a second.
+    pub fn read_apart(
+        &self,
+        key: &Key,
+        whose: &Whose,
+        target: &TargetKey,
+        asked: Asked,
+        object: Option<DynamicObject>,
+    ) {
+        self.take_read((key, whose), target, asked, object, Place::Apart);
+    }
+
+    fn take_read(
+        &self,
+        (key, whose): (&Key, &Whose),
+        target: &TargetKey,
+        asked: Asked,
+        object: Option<DynamicObject>,
+        place: Place,
+    ) {
+        let Some((object, whole)) = object.map(split) else {
+            if let Some(follower) = self.state().follower(key, whose).filter(|follower| follower.target == *target) {
+                follower.read(asked, Instant::now(), None);
             }
-        }
-        let Some((object, whole)) = read else { return };
-        let Tracked { followers, targets, .. } = &mut *state;
-        for other in targets.get(target).into_iter().flatten().filter(|other| *other != key) {
-            let Some(follower) = followers.get_mut(other).filter(|follower| follower.is_satisfied_by(object)) else { continue };
-            let asked = follower.asks();
-            take(follower, asked, object, &whole);
-            self.wake.wake(other);
-        }
+            return;
+        };
+        let is_asked = |of: &Key, follower: &Follower| of == key && follower.whose == *whose;
+        let (mut fields, mut wanted) = (Vec::new(), HashSet::new());
+        self.state().each_of(target, |of, follower| {
+            fields.push(follower.field.clone());
+            if is_asked(of, follower) || follower.is_satisfied_by(&object) {
+                wanted.insert(follower.field.clone());
+            }
+        });
+        // Without the lock: everything else waits for it.
+        let looked_up = whole.map(|whole| look_up(&whole, fields, |field| wanted.contains(field), place));
+        self.state().each_of(target, |of, follower| {
+            let asked = if is_asked(of, follower) {
+                asked
+            } else if follower.is_satisfied_by(&object) {
+                self.wake.wake(of);
+                follower.asks()
+            } else {
+                return;
+            };
+            let now = Instant::now();
+            match &looked_up {
+                Err(why) => follower.read_unreadable(asked, now, &object, why),
+                Ok(lookups) => match lookups.get(&follower.field) {
+                    Some(Lookup::Found(value)) => follower.read(asked, now, Some((&object, value.clone()))),
+                    Some(Lookup::PutOff) => follower.put_off_read(&object),
+                    Some(Lookup::Refused(estimate)) => {
+                        follower.read_unreadable(asked, now, &object, &Unreadable::TooExpensive(*estimate));
+                    }
+                    // Followed, or shown a later version, during the lookups: it has to be read.
+                    None => {}
+                },
+            }
+        });
+    }
+
+    /// Returns whether the lookup of the field of `key` is too expensive for a thread that has other work.
+    pub fn is_put_off(&self, key: &Key) -> bool {
+        self.state().followers.get(key).is_some_and(|follower| follower.put_off)
     }
 
     /// Returns why the target of `key` cannot be read, if it cannot.
@@ -272,33 +324,54 @@ impl Tracker {
         self.state().watches.get(&(resource.clone(), shard.map(str::to_owned)))?.trouble.clone()
     }
 
-    /// Shows every follower of an object what has become of it, and wakes those for whom it is news.
-    fn show(&self, resource: &ResourceName, object: &DynamicObject, exists: bool) {
+    /// Shows every follower of an object what has become of it, and wakes those for whom it is news. What is not cheap to
+    /// look up is put off until a read.
+    fn show(&self, resource: &ResourceName, object: DynamicObject, exists: bool) {
         let target = TargetKey {
             resource: resource.clone(),
             namespace: object.namespace().unwrap_or_default(),
             name: object.name_any(),
         };
-        // Objects are large and mostly nobody's target: they are converted for those that are, and without the lock.
-        let concerns =
-            |state: &Tracked| state.targets.contains_key(&target) && state.counts(&target.resource, &target.namespace);
-        if !concerns(&self.state()) {
+        let mut fields = Vec::new();
+        {
+            let mut state = self.state();
+            if !state.counts(&target.resource, &target.namespace) {
+                return;
+            }
+            state.each_of(&target, |_, follower| fields.push(follower.field.clone()));
+        }
+        // Objects are large and mostly nobody's target.
+        if fields.is_empty() {
             return;
         }
-        let whole = exists.then(|| whole(object));
+        let (object, whole) = split(object);
+        // Without the lock: everything else waits for it.
+        let looked_up = exists.then(|| whole.map(|whole| look_up(&whole, fields, |_| true, Place::AtOnce)));
         let mut state = self.state();
-        let Tracked { followers, targets, .. } = &mut *state;
-        for key in targets.get(&target).into_iter().flatten() {
-            let Some(follower) = followers.get_mut(key) else { continue };
-            let news = match &whole {
-                Some(Ok(whole)) => follower.observe(object, Some(follower.field.extract(whole))),
-                Some(Err(why)) => follower.observe_unreadable(object, why),
-                None => follower.observe(object, None),
+        if !state.counts(&target.resource, &target.namespace) {
+            return;
+        }
+        state.each_of(&target, |key, follower| {
+            let news = match &looked_up {
+                None => follower.observe(&object, None),
+                Some(Err(why)) => follower.observe_unreadable(&object, why),
+                Some(Ok(lookups)) => match lookups.get(&follower.field) {
+                    Some(Lookup::Found(value)) => {
+                        follower.put_off = false;
+                        follower.observe(&object, Some(value.clone()))
+                    }
+                    Some(Lookup::PutOff) => follower.put_off(&object),
+                    Some(Lookup::Refused(estimate)) => {
+                        follower.observe_unreadable(&object, &Unreadable::TooExpensive(*estimate))
+                    }
+                    // Followed during the lookups: it has to be read.
+                    None => false,
+                },
             };
             if news {
                 self.wake.wake(key);
             }
-        }
+        });
     }
 
     /// Wakes every follower of a resource in a shard.
@@ -324,6 +397,15 @@ impl Tracked {
         let place = |shard: Option<&str>| self.watches.get(&(resource.clone(), shard.map(str::to_owned)));
         let generation = place(None).or_else(|| place(Some(namespace))).map_or(0, |watch| watch.generation);
         self.leads_since.is_some_and(|since| since <= generation)
+    }
+
+    /// Calls `with` for each follower of `target`.
+    fn each_of(&mut self, target: &TargetKey, mut with: impl FnMut(&Key, &mut Follower)) {
+        for key in self.targets.get(target).into_iter().flatten() {
+            if let Some(follower) = self.followers.get_mut(key) {
+                with(key, follower);
+            }
+        }
     }
 
     /// What follows for `key`, if it is `whose`.
@@ -370,12 +452,12 @@ impl Observer for Tracker {
         if resource.is_watched_by_metadata() {
             self.show_metadata(resource, &object);
         } else {
-            self.show(resource, &object, true);
+            self.show(resource, object, true);
         }
     }
 
     fn gone(&self, resource: &ResourceName, object: DynamicObject) {
-        self.show(resource, &object, false);
+        self.show(resource, object, false);
     }
 
     fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
@@ -446,9 +528,21 @@ impl Trouble {
     }
 }
 
-/// Returns the object as a path looks into it.
-fn whole(object: &DynamicObject) -> Result<Value, Unreadable> {
-    let mut whole = serde_json::to_value(object).map_err(|error| Unreadable::NotJson(error.to_string()))?;
+/// Splits an object into its metadata, and the whole as a path looks into it.
+fn split(mut object: DynamicObject) -> (DynamicObject, Result<Value, Unreadable>) {
+    let data = object.data.take();
+    let whole =
+        serde_json::to_value(&object).map_err(|error| Unreadable::NotJson(error.to_string())).and_then(|mut whole| {
+            // Moved, not copied: it may be large.
+            if let (Some(whole), Value::Object(mut data)) = (whole.as_object_mut(), data) {
+                whole.append(&mut data);
+            }
+            bounded(whole)
+        });
+    (object, whole)
+}
+
+fn bounded(mut whole: Value) -> Result<Value, Unreadable> {
     if !is_deeper(&whole, OBJECT_LEVELS) {
         return Ok(whole);
     }
@@ -457,18 +551,6 @@ fn whole(object: &DynamicObject) -> Result<Value, Unreadable> {
         metadata.remove("managedFields");
     }
     if is_deeper(&whole, OBJECT_LEVELS) { Err(Unreadable::TooDeep) } else { Ok(whole) }
-}
-
-/// Has a follower take the result of a read.
-fn take(follower: &mut Follower, asked: Asked, object: &DynamicObject, whole: &Result<Value, Unreadable>) {
-    let now = Instant::now();
-    match whole {
-        Ok(whole) => {
-            let value = follower.field.extract(whole);
-            follower.read(asked, now, Some((object, value)));
-        }
-        Err(why) => follower.read_unreadable(asked, now, object, why),
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::follower::Unreadable;
 use super::history;
 use super::target::TargetKey;
 use super::tracker::{Tracker, Trouble};
@@ -38,6 +39,13 @@ pub enum Waiting {
         /// What it is, as `KIND NAMESPACE/NAME`.
         target: String,
         /// What is wrong with it, and what to do.
+        problem: String,
+    },
+    /// The lookup of the field is too expensive in the target as it now is.
+    PathTooExpensive {
+        /// What it is, as `KIND NAMESPACE/NAME`.
+        target: String,
+        /// What it takes, and what to write instead.
         problem: String,
     },
     /// The spec names a resource that the apiserver does not serve so.
@@ -134,6 +142,7 @@ impl Waiting {
             Self::TargetNotFound { .. } => "TargetNotFound",
             Self::Forbidden { .. } | Self::NotGranted(_) => "Forbidden",
             Self::TargetUnreadable(_) | Self::TargetUndecodable { .. } => "TargetUnreadable",
+            Self::PathTooExpensive { .. } => "PathTooExpensive",
             Self::ResourceMismatch(_) => "ResourceMismatch",
             Self::Field { reason, .. } => reason,
             Self::TemplateInvalid(_) => "TemplateInvalid",
@@ -156,6 +165,7 @@ impl Waiting {
             Self::TargetUndecodable { target, problem } => {
                 format!("{target}: {problem}; nothing is recorded until then")
             }
+            Self::PathTooExpensive { target, problem } => format!("{target}: {problem}"),
             Self::NotGranted(message) | Self::ResourceMismatch(message) | Self::Field { message, .. } => {
                 message.clone()
             }
@@ -243,7 +253,11 @@ pub fn of_target(
         format!("{kind} {place}{}", target.name)
     };
     if let Some(why) = tracker.unreadable(key) {
-        return Some(Waiting::TargetUndecodable { target: name(), problem: why.to_string() });
+        let (target, problem) = (name(), why.to_string());
+        return Some(match why {
+            Unreadable::TooExpensive(_) => Waiting::PathTooExpensive { target, problem },
+            Unreadable::TooDeep | Unreadable::NotJson(_) => Waiting::TargetUndecodable { target, problem },
+        });
     }
     (tracker.exists(key) == Some(false)).then(|| Waiting::TargetNotFound { target: name() })
 }

@@ -75,6 +75,7 @@ fn waiting() -> Vec<&'static str> {
         Waiting::Forbidden { resource: ResourceName { api_version: name(), plural: name() }, message: name() },
         Waiting::TargetUnreadable(name()),
         Waiting::TargetUndecodable { target: name(), problem: name() },
+        Waiting::PathTooExpensive { target: name(), problem: name() },
         Waiting::ResourceMismatch(name()),
         Waiting::TemplateInvalid(name()),
         Waiting::BodyInvalid { name: name(), message: name() },
@@ -95,6 +96,7 @@ fn waiting() -> Vec<&'static str> {
         | Waiting::Forbidden { .. }
         | Waiting::TargetUnreadable(_)
         | Waiting::TargetUndecodable { .. }
+        | Waiting::PathTooExpensive { .. }
         | Waiting::ResourceMismatch(_)
         | Waiting::TemplateInvalid(_)
         | Waiting::BodyInvalid { .. }

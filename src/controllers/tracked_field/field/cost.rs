@@ -295,7 +295,7 @@ impl<'a> Walk<'_, 'a> {
         };
         self.nested = true;
         // Matches rise through every level above them.
-        self.pay(size.nodes.saturating_add(size.nodes.saturating_mul(size.height) / LEVELS));
+        self.pay(size.nodes.saturating_mul(size.height) / LEVELS);
         self.spread(size.nodes, size, select);
     }
 }

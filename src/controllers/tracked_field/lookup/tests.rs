@@ -131,4 +131,7 @@ fn an_estimate_has_two_digits() {
     let of = |nodes| Estimate::of(nodes).nodes().unwrap();
     assert_eq!([0, 7, 42, 999, 1_234_567, 11_000_001].map(of), [0, 7, 42, 1000, 1_300_000, 12_000_000]);
     assert_eq!(of(u64::MAX), u64::MAX);
+    let words = Estimate::of(11_000_001).to_string();
+    assert!(words.starts_with("looking the field up takes about 12,000,000 steps in this object; "), "{words}");
+    assert!(words.contains("may take 2,000,000: write names"), "{words}");
 }

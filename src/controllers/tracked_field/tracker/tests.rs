@@ -89,7 +89,7 @@ fn a_read_counts_for_none_but_whom_it_was_made_for(#[case] before: (&str, &str),
     let asked = tracker.unread(&key, Duration::MAX).unwrap();
     assert!(follow(&tracker, &key, &new, &target(after.1)));
     for read in [Some(object(before.1, 9, "old")), None] {
-        tracker.read(&key, &old, &target(before.1), asked, read.as_ref());
+        tracker.read(&key, &old, &target(before.1), asked, read.clone());
         assert!(tracker.unread(&key, Duration::MAX).is_some(), "the new one is still to be read");
         assert_eq!(tracker.exists(&key), None);
         assert_eq!(taken(&tracker, &key, &new), []);
@@ -108,9 +108,9 @@ fn a_read_of_another_resource_counts_for_none() {
     before.resource.api_version = "v1beta1".into();
     let tracker = following(&key, &whose, &now);
     let asked = tracker.unread(&key, Duration::MAX).unwrap();
-    tracker.read(&key, &whose, &before, asked, Some(&object("a", 9, "old")));
+    tracker.read(&key, &whose, &before, asked, Some(object("a", 9, "old")));
     assert!(tracker.unread(&key, Duration::MAX).is_some());
-    tracker.read(&key, &whose, &now, asked, Some(&object("a", 9, "new")));
+    tracker.read(&key, &whose, &now, asked, Some(object("a", 9, "new")));
     assert!(tracker.unread(&key, Duration::MAX).is_none());
     assert_eq!(taken(&tracker, &key, &whose), [Some("new".to_owned())]);
 }
@@ -300,14 +300,14 @@ fn read_of_an_object_that_is_too_deep_counts() {
         [(5, deep("a", 5), true), (6, object("a", 6, "x"), false), (7, deep("a", 7), true)]
     {
         let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-        tracker.read(&key, &whose, &target("a"), asked, Some(&read));
+        tracker.read(&key, &whose, &target("a"), asked, Some(read));
         assert_eq!(tracker.unreadable(&key).is_some(), unreadable, "version {version}");
         assert!(tracker.unread(&key, Duration::from_hours(1)).is_none(), "version {version}");
     }
     // One that lags behind the read.
     tracker.present(&resource(), deep("a", 4));
     let asked = tracker.unread(&key, Duration::ZERO).unwrap();
-    tracker.read(&key, &whose, &target("a"), asked, Some(&object("a", 8, "x")));
+    tracker.read(&key, &whose, &target("a"), asked, Some(object("a", 8, "x")));
     tracker.present(&resource(), deep("a", 7));
     assert_eq!(tracker.unreadable(&key), None);
 }
@@ -323,7 +323,7 @@ fn config_map_that_is_too_deep_is_read_once_for_each_version() {
         tracker.present(&maps, object("a", version, ""));
         assert!(tracker.is_outdated(&key));
         let asked = tracker.unread(&key, Duration::MAX).unwrap();
-        tracker.read(&key, &whose, &target, asked, Some(&deep("a", version)));
+        tracker.read(&key, &whose, &target, asked, Some(deep("a", version)));
         assert!(!tracker.is_outdated(&key) && tracker.unread(&key, Duration::MAX).is_none());
         assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooDeep));
     }
