@@ -25,10 +25,13 @@ use crate::runtime::{Key, tasks, telemetry};
 /// Concurrent requests per lane.
 const PER_LANE: usize = 4;
 
-/// Concurrent reads of objects whose metadata alone is watched, and of those with expensive lookups: each may be 1 MiB.
+/// Concurrent reads of objects whose metadata alone is watched: each may be 1 MiB.
 const OBJECTS: usize = 4;
 
-/// Pause after such a read. Others may change the object many times a second.
+/// Concurrent reads of objects with expensive lookups: many small values take much more memory than their JSON.
+const APART: usize = 1;
+
+/// Pause after such reads. Others may change the object many times a second.
 const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
 /// Concurrent requests over all lanes: a spec can name any number of resources that do not exist.
@@ -92,7 +95,7 @@ pub struct Reads {
     all: Semaphore,
     objects: Semaphore,
     apart: Semaphore,
-    /// One thread at most does expensive lookups.
+    /// One thread at most does expensive lookups, even if a request ends in the middle of them.
     turn: Arc<Semaphore>,
 }
 
@@ -124,7 +127,7 @@ impl Default for Reads {
             state: Mutex::default(),
             all: Semaphore::new(ALL_LANES),
             objects: Semaphore::new(OBJECTS),
-            apart: Semaphore::new(OBJECTS),
+            apart: Semaphore::new(APART),
             turn: Arc::new(Semaphore::new(1)),
         }
     }

@@ -342,3 +342,87 @@ fn managed_fields_make_no_object_unreadable() {
     assert_eq!(tracker.unreadable(&key), None);
     assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
 }
+
+/// With so many further nodes.
+fn large(name: &str, version: u64, x: &str, nodes: usize) -> DynamicObject {
+    let mut object = object(name, version, x);
+    object.data["spec"] = json!(vec![0; nodes]);
+    object
+}
+
+fn follow_path(tracker: &Tracker, key: &Key, whose: &Whose, path: &str) {
+    tracker.follow(key, whose, &target("a"), &Field::compile("ConfigMap", path).unwrap(), None);
+}
+
+/// For as long as a read takes, later states replace earlier ones.
+#[test]
+fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
+    let (one, other, cheap) = (Key::new("shop", "one"), Key::new("shop", "other"), Key::new("shop", "cheap"));
+    let whose = whose("1", "a");
+    let tracker = Tracker::new(Trigger::default(), true);
+    follow_path(&tracker, &one, &whose, "{..x}");
+    follow_path(&tracker, &other, &whose, "{..x}");
+    follow_path(&tracker, &cheap, &whose, PATH);
+    tracker.listing(&resource(), None);
+    tracker.present(&resource(), large("a", 5, "v5", 50_000));
+    tracker.present(&resource(), large("a", 6, "v6", 50_000));
+    tracker.listed(&resource(), None);
+    assert_eq!(taken(&tracker, &cheap, &whose), [Some("v5".to_owned()), Some("v6".to_owned())]);
+    assert!(!tracker.is_put_off(&cheap) && tracker.unread(&cheap, Duration::MAX).is_none());
+    for key in [&one, &other] {
+        assert!(tracker.is_put_off(key) && tracker.is_outdated(key));
+        assert_eq!(taken(&tracker, key, &whose), []);
+    }
+    let asked = tracker.unread(&one, Duration::MAX).unwrap();
+    tracker.read_apart(&one, &whose, &target("a"), asked, Some(large("a", 6, "v6", 50_000)));
+    for key in [&one, &other] {
+        assert!(!tracker.is_outdated(key) && tracker.unread(key, Duration::MAX).is_none());
+        assert_eq!(taken(&tracker, key, &whose), [Some("v6".to_owned())]);
+    }
+    tracker.present(&resource(), object("a", 7, "v7"));
+    assert!(!tracker.is_put_off(&one));
+    assert_eq!(taken(&tracker, &one, &whose), [Some("v7".to_owned())]);
+}
+
+#[test]
+fn read_that_puts_a_lookup_off_asks_for_one_that_does_not() {
+    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let tracker = Tracker::new(Trigger::default(), true);
+    tracker.listing(&resource(), None);
+    follow_path(&tracker, &key, &whose, "{..x}");
+    for version in [5, 6] {
+        let asked = tracker.unread(&key, Duration::ZERO).unwrap();
+        tracker.read(&key, &whose, &target("a"), asked, Some(large("a", version, "x", 50_000)));
+        assert!(tracker.is_put_off(&key) && tracker.is_outdated(&key));
+        let asked = tracker.unread(&key, Duration::MAX).unwrap();
+        tracker.read_apart(&key, &whose, &target("a"), asked, Some(large("a", version, "x", 50_000)));
+        assert!(tracker.unread(&key, Duration::from_hours(1)).is_none());
+    }
+    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
+}
+
+#[test]
+fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
+    let (key, cheap, whose) = (Key::new("shop", "it"), Key::new("shop", "cheap"), whose("1", "a"));
+    let tracker = Tracker::new(Trigger::default(), true);
+    let names: Vec<_> = (0..16).map(|name| format!("'x{name}'")).collect();
+    follow_path(&tracker, &key, &whose, &format!("{{..[{}]}}", names.join(",")));
+    follow_path(&tracker, &cheap, &whose, PATH);
+    tracker.listing(&resource(), None);
+    tracker.present(&resource(), large("a", 5, "x", 200_000));
+    tracker.listed(&resource(), None);
+    let refused = |tracker: &Tracker| matches!(tracker.unreadable(&key), Some(Unreadable::TooExpensive(_)));
+    assert!(refused(&tracker) && !tracker.is_put_off(&key));
+    assert!(tracker.unread(&key, Duration::MAX).is_none(), "a read would find the same");
+    assert_eq!(taken(&tracker, &cheap, &whose), [Some("x".to_owned())]);
+    assert_eq!(tracker.unreadable(&cheap), None);
+
+    tracker.present(&resource(), object("a", 6, "x"));
+    assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (None, Some(true)));
+    let asked = tracker.unread(&key, Duration::ZERO).unwrap();
+    tracker.read_apart(&key, &whose, &target("a"), asked, Some(large("a", 7, "x", 200_000)));
+    assert!(refused(&tracker) && tracker.unread(&key, Duration::from_hours(1)).is_none());
+    tracker.gone(&resource(), large("a", 8, "x", 200_000));
+    assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (None, Some(false)));
+    assert_eq!(taken(&tracker, &key, &whose), [None, None], "without the field, then deleted");
+}
