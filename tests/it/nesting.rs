@@ -1,6 +1,7 @@
 //! Objects that nest deeper than JSON is decoded: they hurt themselves alone.
 
 use http::StatusCode;
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::NamespaceResourceScope;
@@ -79,6 +80,7 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     }
     bed.kubectl(&["delete", &format!("widgets.{}", widgets.group), "late"]).await;
     bed.waiting("late", "TargetNotFound: ").await;
+    assert_eq!(told(&bed.history("late").await), [], "no value of it was ever known");
 
     // All of that in one list and one watch.
     let lists = |verb, query: &str| {
@@ -113,8 +115,8 @@ where
     let resource = format!("{}{group}/{name}", K::plural(&()));
     let api_version = K::api_version(&());
     let entry = format!(
-        r#"[{{"op":"replace","path":"/metadata/managedFields","value":[{{"manager":"forger","operation":"Update",
-        "apiVersion":{api_version:?},"fieldsType":"FieldsV1","fieldsV1":{fields}}}]}}]"#
+        r#"[{{"op":"add","path":"/metadata/managedFields/-","value":{{"manager":"forger","operation":"Update",
+        "apiVersion":{api_version:?},"fieldsType":"FieldsV1","time":"2026-01-01T00:00:00Z","fieldsV1":{fields}}}}}]"#
     );
     let patched = bed.kubectl(&["patch", &resource, "--type=json", "-p", &entry]).await;
     let text = bed.kubectl(&["get", &resource, "-o", "json", "--show-managed-fields"]).await;
@@ -131,6 +133,7 @@ async fn forged_managed_fields_hide_nothing() {
     bed.webhook("forged", &receiver.url()).await;
     forge_managed_fields::<ContactPoint>(&bed, "forged").await;
     bed.deployment("web", 1).await;
+    forge_managed_fields::<Deployment>(&bed, "web").await;
     bed.create::<ConfigMap>("map", json!({ "data": { "value": "1" } })).await;
     forge_managed_fields::<ConfigMap>(&bed, "map").await;
     bed.track("forged", "Deployment", "web", "replicas", "hook").await;
@@ -148,4 +151,15 @@ async fn forged_managed_fields_hide_nothing() {
     for name in ["hook", "forged"] {
         bed.ready(name).await;
     }
+
+    // And through the watches.
+    forge_managed_fields::<ContactPoint>(&bed, "hook").await;
+    forge_managed_fields::<TrackedField>(&bed, "web").await;
+    bed.scale("web", 2).await;
+    bed.patch::<ConfigMap>("map", json!({ "data": { "value": "2" } })).await;
+    for name in ["forged", "web", "map"] {
+        bed.delivered(name, &[("Created", Some("1")), ("Updated", Some("2"))]).await;
+    }
+    bed.webhook("new", &receiver.url()).await;
+    bed.ready("new").await;
 }
