@@ -21,6 +21,7 @@ use super::cluster::Server;
 use super::leader::Fence;
 use super::metrics::Metrics;
 use super::nesting;
+use super::pages;
 use super::telemetry::{causes, traces};
 use crate::cli::{Timings, VERSION};
 
@@ -74,6 +75,7 @@ pub fn timed_out(error: &kube::Error) -> Option<String> {
 /// - An answer must begin within `api_timeout`, and a connection on which nothing is read for longer than
 ///   `watch_timeout` is closed, so a watch must ask the server for a `timeoutSeconds` of at most that.
 /// - `availability` records how each request ended.
+/// - A list's `limit` is the most objects of a page, see [`pages::bounded`].
 ///
 /// # Errors
 /// When `config` cannot be used: bad certificates, an unsupported proxy.
@@ -88,7 +90,7 @@ pub fn main(
     let server = Server::of(&config.cluster_url);
     let gate =
         Gate { fence: Some(fence), availability: Some(availability), metrics, timeout: timings.api_timeout, server };
-    build(config, &gate)
+    Ok(pages::bounded(build(config, &gate)?))
 }
 
 /// The client for the lease itself, and for asking who may read the metrics, which a replica that stands by shows too: 5 s

@@ -32,16 +32,13 @@ use super::metrics::{Metrics, Purpose};
 use super::reconciler::{Limits, Reconciler, Runner, Trigger};
 use super::tasks::Tasks;
 use super::watch_hub::{Observer, ResourceName, ResourceWatch};
-use super::{Scope, client, crds, drain, policies};
+use super::{Scope, client, crds, drain, pages, policies};
 use crate::api::kind::Kind;
 use crate::api::standing::Stands;
 use crate::cli::{Config, Timings};
 
 /// How many passes of one controller run at once.
 const CONCURRENCY: u16 = 16;
-
-/// How many objects a list holds at once. A history may be several hundred KiB long.
-const PAGE: u32 = 100;
 
 /// Source of all Events.
 const REPORTER: &str = "quartermaster";
@@ -181,7 +178,7 @@ pub async fn run(
 /// which an apiserver that lags behind the others may answer with the past, and then what was told seems to wait again.
 fn how_to_watch(timings: &Timings) -> watcher::Config {
     let seconds = u32::try_from(timings.watch_timeout.as_secs()).unwrap_or(u32::MAX).max(1);
-    watcher::Config { timeout: Some(seconds), page_size: Some(PAGE), ..watcher::Config::default() }
+    watcher::Config { timeout: Some(seconds), page_size: Some(pages::MOST), ..watcher::Config::default() }
 }
 
 /// How to watch what is others': streamed lists spare memory, and who looks at the past asks again before it acts on it.

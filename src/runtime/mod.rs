@@ -31,6 +31,7 @@ pub mod metrics;
 pub mod nesting;
 pub mod owners;
 pub mod ownership;
+mod pages;
 pub mod policies;
 pub mod reconciler;
 pub mod seen;

@@ -188,9 +188,18 @@ impl AppServices {
     async fn trouble(&self, key: &Key) -> Result<Option<pod::Trouble>, Error> {
         let resource = ApiResource::erase::<k8s_openapi::api::core::v1::Pod>(&());
         let api: Api<Pod> = Api::namespaced_with(self.client.clone(), &key.namespace, &resource);
-        let selected = ListParams::default().labels(&format!("{}={}", build::APP, key.name)).limit(PODS);
-        let pods = api.list(&selected).await.map_err(Error::ListPods)?;
-        Ok(pods::trouble(&key.name, &pods))
+        let mut page = ListParams::default().labels(&format!("{}={}", build::APP, key.name)).limit(PODS);
+        let mut asked = 0;
+        loop {
+            let pods = api.list(&page).await.map_err(Error::ListPods)?;
+            // Pages come in the order of names, so the first Pod with a problem is in the first such page.
+            let trouble = pods::trouble(&key.name, &pods);
+            asked += pods.items.len();
+            page.continue_token = pods.metadata.continue_.filter(|token| !token.is_empty());
+            if trouble.is_some() || page.continue_token.is_none() || asked >= PODS as usize {
+                return Ok(trouble);
+            }
+        }
     }
 
     async fn write(&self, key: &Key, app: &AppService, status: AppServiceStatus, said: bool) -> Result<(), Error> {

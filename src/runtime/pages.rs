@@ -1,0 +1,219 @@
+//! Lists in pages of bounded size: the API bounds a page by its number of objects, which says nothing of its bytes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::request::Parts;
+use http::{Method, Request, Response, Uri};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use kube::Client;
+use kube::client::Body;
+use tower::{BoxError, service_fn};
+use tracing::debug;
+
+/// Most objects of a page.
+pub const MOST: u32 = 100;
+
+/// Objects of a list's first page: nothing is known of their size.
+const FIRST: u32 = 10;
+
+/// Bytes that a page should have.
+const AIM: usize = 512 * 1024;
+
+/// Most bytes of a page with more than one object. The operator asks for a larger page again, for fewer objects: objects of the
+/// pages before may all have been small.
+const LIMIT: usize = 1024 * 1024;
+
+/// Most resources whose page size is remembered. Lists of further ones begin anew.
+const REMEMBERED: usize = 1000;
+
+/// Sizes of the next pages, by path.
+#[derive(Clone, Default)]
+struct Pages(Arc<Mutex<HashMap<String, u32>>>);
+
+/// Returns a client whose lists with a `limit` have pages of bounded size: the limit is the most objects of a page, which may have
+/// fewer. Callers follow `metadata.continue`.
+pub fn bounded(client: Client) -> Client {
+    let (pages, namespace) = (Pages::default(), client.default_namespace().to_owned());
+    let service = service_fn(move |request: Request<Body>| {
+        let (pages, client) = (pages.clone(), client.clone());
+        async move {
+            match asked(&request) {
+                Some(asked) => pages.list(&client, request.into_parts().0, asked).await,
+                None => Ok(client.send(request).await?),
+            }
+        }
+    });
+    Client::new(service, namespace)
+}
+
+impl Pages {
+    async fn list(&self, client: &Client, parts: Parts, asked: u32) -> Result<Response<Body>, BoxError> {
+        let path = parts.uri.path().to_owned();
+        let mut limit = if has_more(&parts.uri) { self.known(&path) } else { FIRST }.min(asked);
+        loop {
+            let mut page = parts.clone();
+            page.uri = with_limit(&parts.uri, limit)?;
+            let (head, body) = client.send(Request::from_parts(page, Body::empty())).await?.into_parts();
+            if !head.status.is_success() {
+                return Ok(Response::from_parts(head, body));
+            }
+            let most = if limit > 1 { LIMIT } else { usize::MAX };
+            match Limited::new(body, most).collect().await {
+                Ok(body) => {
+                    let body = body.to_bytes();
+                    self.remember(path, next_limit(limit, body.len()));
+                    return Ok(Response::from_parts(head, body.into()));
+                }
+                Err(error) if error.is::<LengthLimitError>() => {
+                    debug!(path, limit, "page too large; will list fewer objects");
+                    limit = fewer(limit);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn limits(&self) -> MutexGuard<'_, HashMap<String, u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self, path: &str) -> u32 {
+        self.limits().get(path).copied().unwrap_or(FIRST)
+    }
+
+    fn remember(&self, path: String, limit: u32) {
+        let mut limits = self.limits();
+        if limits.len() >= REMEMBERED {
+            limits.clear();
+        }
+        limits.insert(path, limit);
+    }
+}
+
+/// Returns the number of objects of the page after one of `limit` objects and so many bytes.
+fn next_limit(limit: u32, bytes: usize) -> u32 {
+    let limit = u64::from(limit) * AIM as u64 / (bytes as u64).max(1);
+    u32::try_from(limit).unwrap_or(u32::MAX).clamp(1, MOST)
+}
+
+/// Returns the number of objects to ask for where a page of `limit` objects was too large.
+fn fewer(limit: u32) -> u32 {
+    (limit / 10).max(1)
+}
+
+/// Returns the `limit` of a list.
+fn asked(request: &Request<Body>) -> Option<u32> {
+    let limit = || parameters(request.uri()).find_map(|parameter| parameter.strip_prefix("limit="))?.parse().ok();
+    (request.method() == Method::GET).then(limit).flatten().filter(|limit| *limit > 0)
+}
+
+/// Whether a page came before.
+fn has_more(uri: &Uri) -> bool {
+    parameters(uri).any(|parameter| parameter.strip_prefix("continue=").is_some_and(|token| !token.is_empty()))
+}
+
+fn with_limit(uri: &Uri, limit: u32) -> http::Result<Uri> {
+    let others = parameters(uri).filter(|parameter| !parameter.is_empty() && !parameter.starts_with("limit="));
+    let query: Vec<_> = others.map(str::to_owned).chain([format!("limit={limit}")]).collect();
+    let path_and_query = format!("{}?{}", uri.path(), query.join("&"));
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(path_and_query.parse()?);
+    Ok(Uri::from_parts(parts)?)
+}
+
+fn parameters(uri: &Uri) -> impl Iterator<Item = &str> {
+    uri.query().unwrap_or_default().split('&')
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+    use std::future::ready;
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::api::{Api, ListParams};
+    use rstest::rstest;
+    use serde_json::json;
+
+    use super::*;
+
+    #[rstest]
+    #[case::small(10, 5000, 100)]
+    #[case::as_aimed(10, 512 * 1024, 10)]
+    #[case::large(10, 1024 * 1024, 5)]
+    #[case::grown(1, 100 * 1024, 5)]
+    #[case::one_is_too_large(1, 1_400_000, 1)]
+    #[case::beyond_any_bound(100, usize::MAX, 1)]
+    #[case::empty(10, 0, 100)]
+    fn the_next_page_follows_the_bytes_of_this_one(#[case] limit: u32, #[case] bytes: usize, #[case] next: u32) {
+        assert_eq!(next_limit(limit, bytes), next);
+    }
+
+    #[test]
+    fn a_page_that_is_too_large_ends_at_one_object() {
+        assert_eq!((fewer(100), fewer(10), fewer(9), fewer(1)), (10, 1, 1, 1));
+    }
+
+    /// An apiserver with so many objects of these sizes, in bytes, and the limits that it is asked for.
+    fn apiserver(sizes: Vec<usize>) -> (Client, Arc<Mutex<Vec<u32>>>) {
+        let limits = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&limits);
+        let serve = move |request: Request<Body>| {
+            let limit = asked(&request).unwrap();
+            log.lock().unwrap().push(limit);
+            let token = parameters(request.uri()).find_map(|it| it.strip_prefix("continue=")).unwrap_or("0");
+            let from: usize = token.parse().unwrap();
+            let to = sizes.len().min(from + limit as usize);
+            let item =
+                |at: usize| json!({ "metadata": { "name": at.to_string() }, "data": { "a": "x".repeat(sizes[at]) } });
+            let items: Vec<_> = (from..to).map(item).collect();
+            let token = if to < sizes.len() { to.to_string() } else { String::new() };
+            let list = json!({ "metadata": { "continue": token, "resourceVersion": "1" }, "items": items });
+            ready(Ok::<_, BoxError>(Response::new(Body::from(list.to_string().into_bytes()))))
+        };
+        (bounded(Client::new(service_fn(serve), "default")), limits)
+    }
+
+    async fn listed(client: &Client) -> Vec<usize> {
+        let api: Api<ConfigMap> = Api::default_namespaced(client.clone());
+        let (mut names, mut page) = (Vec::new(), ListParams::default().limit(MOST));
+        loop {
+            let list = api.list(&page).await.unwrap();
+            names.extend(list.items.iter().map(|item| item.metadata.name.as_ref().unwrap().parse::<usize>().unwrap()));
+            page.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
+            if page.continue_token.is_none() {
+                return names;
+            }
+        }
+    }
+
+    /// The bound of the bytes of a page, [`LIMIT`], holds whatever the order.
+    #[tokio::test]
+    async fn each_object_is_listed_once_whatever_its_size() {
+        const LARGE: usize = 1_400_000;
+        for (sizes, expected) in [
+            (vec![10; 250], vec![10, 100, 100, 100]),
+            // All begin small: the page that follows is asked for again.
+            ([vec![10; 10], vec![LARGE; 3]].concat(), vec![10, 100, 10, 1, 1, 1]),
+            (vec![LARGE; 2], vec![10, 1, 1]),
+            (vec![200_000; 6], vec![10, 1, 2, 2, 2]),
+        ] {
+            let (client, limits) = apiserver(sizes.clone());
+            assert_eq!(listed(&client).await, (0..sizes.len()).collect::<Vec<_>>());
+            assert_eq!(*limits.lock().unwrap(), expected);
+            limits.lock().unwrap().clear();
+            assert_eq!(listed(&client).await.len(), sizes.len());
+            assert_eq!(*limits.lock().unwrap(), expected, "another list begins as the first did");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_smaller_limit_of_the_caller_counts() {
+        let (client, limits) = apiserver(vec![10; 20]);
+        let api: Api<ConfigMap> = Api::default_namespaced(client);
+        assert_eq!(api.list(&ListParams::default().limit(3)).await.unwrap().items.len(), 3);
+        assert_eq!(*limits.lock().unwrap(), [3]);
+    }
+}
