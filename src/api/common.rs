@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 /// The category that `kubectl get quartermaster -A` lists.
 pub const CATEGORY: &str = "quartermaster";
+/// Beginning of the names of the operator's labels and annotations.
+pub const OURS: &str = "quartermaster.dev/";
 /// Annotation: any new value runs a pass at once and resets the object's backoff.
 pub const REQUESTED_AT: &str = "quartermaster.dev/requested-at";
 /// Annotation of a CRD: its schema's number and digest, as `2-8b29606cd506f2d3`. A CRD of a lower number, or without the

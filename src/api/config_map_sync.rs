@@ -55,7 +55,7 @@ pub const LABELS: &str =
         priority = 1
     )
 )]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", remote = "Self")]
 #[schemars(extend("required" = ["configMapName", "sourceNamespace"]))]
 #[x_kube(validation = one_destination(), validation = not_itself())]
 pub struct ConfigMapSyncSpec {
@@ -104,6 +104,9 @@ pub struct ConfigMapSyncSpec {
     /// While true nothing is copied; deleting the object still cleans up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
+    /// Size of the stored spec, in bytes, if that was too large to be read.
+    #[serde(skip)]
+    pub oversized: Option<usize>,
 }
 
 impl ConfigMapSyncSpec {
@@ -112,9 +115,9 @@ impl ConfigMapSyncSpec {
         self.destination_name.as_deref().unwrap_or(&self.config_map_name)
     }
 
-    /// Whether copies that are not wanted any more stay, without a mark.
+    /// Whether copies that are not wanted any more stay, without a mark. A spec that was not read may say so.
     pub fn orphans(&self) -> bool {
-        self.deletion_policy.as_deref() == Some("Orphan")
+        self.oversized.is_some() || self.deletion_policy.as_deref() == Some("Orphan")
     }
 }
 

@@ -41,7 +41,7 @@ pub const WEBHOOK: &str = "Webhook";
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", remote = "Self")]
 #[schemars(extend("required" = ["type"]))]
 #[x_kube(
     validation = telegram_needs_chat(),
@@ -70,6 +70,9 @@ pub struct ContactPointSpec {
     /// While true nothing is sent; messages wait, and that time does not count towards their 24 hours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
+    /// Size of the stored spec, in bytes, if that was too large to be read.
+    #[serde(skip)]
+    pub oversized: Option<usize>,
 }
 
 /// A chat of the Telegram Bot API (<https://core.telegram.org/bots/api#sendmessage>).

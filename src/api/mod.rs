@@ -4,6 +4,7 @@
 //! because one object that cannot be read would stop the watch of all.
 
 #![allow(clippy::duplicated_attributes)] // it takes equal arguments of two printer columns for a repetition
+#![allow(dead_code)] // the derived schema of a spec is that of a copy which nothing reads
 
 pub mod app_service;
 pub mod common;
@@ -13,6 +14,7 @@ pub mod kind;
 pub mod my_app;
 pub mod my_ingress;
 pub mod schema;
+pub mod spec_size;
 pub mod standing;
 pub mod tracked_field;
 
@@ -22,3 +24,12 @@ pub use contact_point::ContactPoint;
 pub use my_app::MyApp;
 pub use my_ingress::MyIngress;
 pub use tracked_field::TrackedField;
+
+spec_size::stored_specs!(
+    app_service::AppServiceSpec,
+    config_map_sync::ConfigMapSyncSpec,
+    contact_point::ContactPointSpec,
+    my_app::MyAppSpec,
+    my_ingress::MyIngressSpec,
+    tracked_field::TrackedFieldSpec,
+);

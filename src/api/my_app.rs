@@ -60,7 +60,7 @@ pub const BAD_PROFILE: &str =
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", remote = "Self")]
 #[x_kube(validation = image_is_given())]
 pub struct MyAppSpec {
     /// What the Pod runs. It needs a shell at `/bin/sh`, and `sleep`.
@@ -88,6 +88,9 @@ pub struct MyAppSpec {
     /// While true the Pod is left alone, whatever becomes of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
+    /// Size of the stored spec, in bytes, if that was too large to be read.
+    #[serde(skip)]
+    pub oversized: Option<usize>,
 }
 
 /// How the Pod is.

@@ -92,7 +92,7 @@ pub const BAD_SERVICE: &str =
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", remote = "Self")]
 #[x_kube(validation = two_subnets(), validation = fixed_scheme(), validation = public_addresses())]
 pub struct MyIngressSpec {
     /// IDs of the subnets that it has an address in: at least two, each in another availability zone, all in one VPC.
@@ -142,6 +142,9 @@ pub struct MyIngressSpec {
     /// While true the balancer is left alone; deleting the object still deletes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
+    /// Size of the stored spec, in bytes, if that was too large to be read.
+    #[serde(skip)]
+    pub oversized: Option<usize>,
 }
 
 impl MyIngressSpec {

@@ -43,7 +43,7 @@ pub use history::{Action, Cut, Delivery, Entry, History, StoredHistory, Subject}
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", remote = "Self")]
 #[schemars(extend("required" = ["contactPoint", "field", "target"]))]
 #[x_kube(
     validation = field_of_kind("Deployment"),
@@ -91,6 +91,9 @@ pub struct TrackedFieldSpec {
     /// While true changes are recorded but not sent; that time does not count towards their 24 hours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
+    /// Size of the stored spec, in bytes, if that was too large to be read.
+    #[serde(skip)]
+    pub oversized: Option<usize>,
 }
 
 /// A resource, by kind, namespace and name.

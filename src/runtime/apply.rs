@@ -3,29 +3,35 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
+use http::HeaderValue;
+use http::header::ACCEPT;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::Status;
 use kube::core::object::HasStatus;
+use kube::core::{PartialObjectMeta, Request, Status};
 use kube::{Api, Resource, ResourceExt};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize as _, Serialize};
 use serde_json::{Value, json};
 
 use super::cache::strip;
 use super::client;
 use super::reconciler::is_replaced;
 
+/// Asks the apiserver to answer with the metadata alone.
+const METADATA: HeaderValue = HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");
+
 /// Writes `status` as computed from `object`: refused with 409 when the object has changed since, so that nothing
 /// written in the meantime is lost. What the object's status says and `status` does not goes. Gives the object as it then
-/// is.
+/// is. The apiserver answers with the metadata alone: a stored spec may be large.
 ///
 /// # Errors
 /// What the apiserver answers, 409 and 404 among it.
 pub async fn status<K>(api: &Api<K>, manager: &str, object: &K, status: &K::Status) -> kube::Result<K>
 where
-    K: Resource + HasStatus<Status: Serialize> + Clone + Debug + DeserializeOwned,
+    K: Resource + HasStatus<Status: Serialize + DeserializeOwned> + Clone + Debug + DeserializeOwned,
 {
     let mut status = serde_json::to_value(status).map_err(kube::Error::SerdeError)?;
+    let stored = K::Status::deserialize(&status).map_err(kube::Error::SerdeError)?;
     // A list is replaced whole: a history need not be written down once more to be compared.
     if status.is_object()
         && let Some(before) = object.status()
@@ -37,9 +43,22 @@ where
         "status": status,
     });
     let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
-    let mut written = api.patch_status(&object.name_any(), &parameters, &Patch::Merge(&patch)).await?;
-    strip(&mut written);
-    Ok(written)
+    let request = Request::new(api.resource_url());
+    let request = request.patch_subresource("status", &object.name_any(), &parameters, &Patch::Merge(&patch));
+    let mut request = request.map_err(kube::Error::BuildRequest)?;
+    request.headers_mut().insert(ACCEPT, METADATA);
+    let written = api.clone().into_client().request::<PartialObjectMeta<K>>(request).await?;
+    let mut object = with_metadata(object, written);
+    *object.status_mut() = Some(stored);
+    Ok(object)
+}
+
+/// Returns `object` with what a write has made of its metadata.
+fn with_metadata<K: Resource + Clone>(object: &K, written: PartialObjectMeta<K>) -> K {
+    let mut object = object.clone();
+    *object.meta_mut() = written.metadata;
+    strip(&mut object);
+    object
 }
 
 /// A merge patch (RFC 7386) leaves what it does not name: what `before` has and `after` has not is named, as null.
@@ -64,9 +83,8 @@ pub async fn annotate<K>(
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    let mut written = metadata(api, manager, object, json!({ "annotations": annotations })).await?;
-    strip(&mut written);
-    Ok(written)
+    let patch = json!({ "annotations": annotations });
+    own_metadata(api, manager, object, patch).await
 }
 
 /// Has `object` have these finalizers: refused with 409 when it has changed since. Gives the object as it then is.
@@ -77,9 +95,8 @@ pub async fn finalizers<K>(api: &Api<K>, manager: &str, object: &K, finalizers: 
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    let mut written = metadata(api, manager, object, json!({ "finalizers": finalizers })).await?;
-    strip(&mut written);
-    Ok(written)
+    let patch = json!({ "finalizers": finalizers });
+    own_metadata(api, manager, object, patch).await
 }
 
 /// Whether a namespace that is being deleted refuses to take anything new.
@@ -212,14 +229,29 @@ where
 ///
 /// # Errors
 /// What the apiserver answers, 409 and 404 among it.
-pub async fn metadata<K>(api: &Api<K>, manager: &str, object: &K, mut patch: Value) -> kube::Result<K>
+pub async fn metadata<K>(api: &Api<K>, manager: &str, object: &K, patch: Value) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
+    let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+    api.patch(&object.name_any(), &parameters, &pinned(object, patch)).await
+}
+
+/// The same for an object whose other fields the operator has: the apiserver answers with the metadata alone.
+async fn own_metadata<K>(api: &Api<K>, manager: &str, object: &K, patch: Value) -> kube::Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
+    let written = api.patch_metadata(&object.name_any(), &parameters, &pinned(object, patch)).await?;
+    Ok(with_metadata(object, written))
+}
+
+/// A change of the metadata of `object` as it was read.
+fn pinned(object: &impl ResourceExt, mut patch: Value) -> Patch<Value> {
     patch["uid"] = object.uid().into();
     patch["resourceVersion"] = object.resource_version().into();
-    let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
-    api.patch(&object.name_any(), &parameters, &Patch::Merge(&json!({ "metadata": patch }))).await
+    Patch::Merge(json!({ "metadata": patch }))
 }
 
 /// Deletes `object` in the state in which it was read, and its dependents after it; that it is gone already is well.

@@ -9,6 +9,9 @@ use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt};
 
+use crate::api::app_service::OLD_SPEC;
+use crate::api::common::OURS;
+
 /// Feeds a [`Store`] from one watch a shard (the cluster, or one namespace each), none of which may wipe what the
 /// others hold when it lists again.
 pub struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
@@ -154,11 +157,15 @@ fn empty<K: Resource<DynamicType = ()> + Clone>(writer: &mut Writer<K>) {
     writer.apply_watcher_event(&Event::InitDone);
 }
 
-/// Drops what no controller reads and what may be as large as the object itself.
+/// Drops the metadata of one of our objects that no controller reads, which may be as large as the object itself: `managedFields`,
+/// and annotations that are not ours. Of the original program's annotation only the name counts.
 pub fn strip(object: &mut impl ResourceExt) {
     object.meta_mut().managed_fields = None;
     if let Some(annotations) = &mut object.meta_mut().annotations {
-        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+        annotations.retain(|name, _| name.starts_with(OURS) || name == OLD_SPEC);
+        if let Some(spec) = annotations.get_mut(OLD_SPEC) {
+            *spec = String::new();
+        }
     }
 }
 
@@ -259,6 +266,24 @@ mod tests {
         cache.apply(0, Event::Init);
         assert_eq!(said(&cache.apply(0, Event::InitApply(with_uid("x", "2")))), ["-1", "+2"]);
         assert!(cache.apply(0, Event::InitDone).is_empty());
+    }
+
+    #[test]
+    fn metadata_that_nobody_reads_is_dropped() {
+        let large = || "x".repeat(1000);
+        let annotations = [
+            ("kubectl.kubernetes.io/last-applied-configuration", large()),
+            ("example.com/notes", large()),
+            ("quartermaster.dev/requested-at", "now".into()),
+            (OLD_SPEC, large()),
+        ];
+        let mut object = object("a", "x");
+        object.metadata.annotations = Some(annotations.map(|(name, value)| (name.to_owned(), value)).into());
+        object.metadata.managed_fields = Some(vec![Default::default()]);
+        strip(&mut object);
+        let kept: Vec<_> = object.annotations().iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        assert_eq!(kept, [(OLD_SPEC, ""), ("quartermaster.dev/requested-at", "now")]);
+        assert_eq!(object.metadata.managed_fields, None);
     }
 
     #[tokio::test]

@@ -36,6 +36,7 @@ use super::seen::{Known, Look, Match, Seen};
 use super::watch_hub::{Observer, ResourceName};
 use super::watching;
 use super::{Key, apply, short_digest};
+use crate::api::common::OURS;
 
 mod pacer;
 mod trouble;
@@ -46,9 +47,6 @@ pub const APPLIED: &str = "quartermaster.dev/applied";
 
 /// How often what is found is looked at once more, because it came or went in between.
 const TRIES: usize = 3;
-
-/// Beginning of the names of the operator's annotations.
-const OURS: &str = "quartermaster.dev/";
 
 /// Writer of children, with its Events and metrics.
 #[derive(Clone)]

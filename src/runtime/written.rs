@@ -40,7 +40,7 @@ impl<K: Resource<DynamicType = ()> + 'static> Written<K> {
         status: &K::Status,
     ) -> kube::Result<Option<Arc<K>>>
     where
-        K: HasStatus<Status: Serialize + PartialEq> + Clone + Debug + DeserializeOwned,
+        K: HasStatus<Status: Serialize + DeserializeOwned + PartialEq> + Clone + Debug + DeserializeOwned,
     {
         if object.status() == Some(status) {
             return Ok(None);

@@ -21,6 +21,8 @@ pub use status::{AppCondition, AppServiceStatus, ServedPort};
 
 /// The API group.
 pub const GROUP: &str = "kosmos.io";
+/// Annotation of the original program: its own copy of the spec, which it compares with. It says nothing to us.
+pub const OLD_SPEC: &str = "old/spec";
 
 /// Runs an app: a Deployment and a Service of its own name, from one short resource.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -58,7 +60,7 @@ pub const GROUP: &str = "kosmos.io";
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", remote = "Self")]
 #[schemars(extend("required" = ["image", "size"]))]
 #[x_kube(
     validation = cluster_ip_takes_no_node_port(),
@@ -164,6 +166,9 @@ pub struct AppServiceSpec {
     /// While true nothing is changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspend: Option<bool>,
+    /// Size of the stored spec, in bytes, if that was too large to be read.
+    #[serde(skip)]
+    pub oversized: Option<usize>,
 }
 
 /// Of an image: a CEL rule and its message.

@@ -18,7 +18,7 @@ use self::pods::Pod;
 use self::settle::{FORBIDDEN, Part, Problem, Running};
 use self::standing::{InactiveScaling, PROGRESSING, Rollout, SUSPENDED, Served, Standing};
 use crate::api::AppService;
-use crate::api::app_service::{AppServiceStatus, GROUP};
+use crate::api::app_service::{AppServiceStatus, GROUP, OLD_SPEC};
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
 use crate::controllers::pod;
 use crate::runtime::cache::Touched;
@@ -66,8 +66,6 @@ pub const KIND: Kind = Kind::of::<AppService>(
 const COMES_AND_GOES: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
 /// The field manager of its writes.
 pub const MANAGER: &str = "quartermaster/appservice";
-/// Annotation of the original program: its own copy of the spec, which it compares with. It says nothing to us.
-const OLD_SPEC: &str = "old/spec";
 /// How many Pods of an app are asked why they do not run.
 const PODS: u32 = 200;
 

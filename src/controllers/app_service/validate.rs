@@ -11,6 +11,7 @@ use crate::api::app_service::{
     ONE_PROTOCOL_A_NAME, PORTS_DIFFER, Port, TCP, TargetPort,
 };
 use crate::api::my_app::{BAD_PROFILE, BASELINE, RESTRICTED};
+use crate::api::spec_size::StoredSpec as _;
 
 /// The type of the Service, unless the spec gives another one.
 const NODE_PORT: &str = "NodePort";
@@ -50,6 +51,7 @@ pub struct App<'a> {
 /// What is wrong with it, and what to write instead.
 pub fn check(app: &AppService) -> Result<App<'_>, String> {
     let spec = &app.spec;
+    spec.check_size()?;
     let name = app.metadata.name.as_deref().unwrap_or_default();
     // The apiserver tells of the rest when it is given the Service.
     if !name.starts_with(|c: char| c.is_ascii_lowercase()) || name.len() > 63 || name.contains('.') {

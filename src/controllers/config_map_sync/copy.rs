@@ -6,12 +6,11 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt;
 use kube::core::ObjectMeta;
 
+use crate::api::common::OURS;
 use crate::api::config_map_sync::ConfigMapSyncSpec;
 use crate::runtime::ownership::Owner;
 use crate::runtime::{Key, short_digest};
 
-/// Labels and annotations that are ours.
-const OURS: &str = "quartermaster.dev/";
 /// The whole content once more.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 

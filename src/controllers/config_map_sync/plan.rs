@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
 
 use crate::api::config_map_sync::{ConfigMapSyncSpec, LABELS};
+use crate::api::spec_size::StoredSpec as _;
 use crate::cli::NO_CROSS_NAMESPACE_REFS;
 use crate::runtime::{Key, Scope};
 
@@ -60,6 +61,7 @@ impl Plan {
     /// What `spec` says. `protected`: copies may be written where Kubernetes itself lives. `only`: the one namespace that may be
     /// named, if references to others are refused.
     pub fn of(spec: &ConfigMapSyncSpec, scope: &Scope, protected: bool, only: Option<&str>) -> Result<Self, Refused> {
+        spec.check_size().map_err(Refused::SpecInvalid)?;
         let name = spec.copy_name();
         if spec.source_namespace.is_empty() || spec.config_map_name.is_empty() {
             return Err(Refused::SpecInvalid("write sourceNamespace and configMapName: what is to be copied".into()));

@@ -13,6 +13,7 @@ use super::standing;
 use crate::api::ContactPoint;
 use crate::api::common::{ALLOWED_CHATS, ALLOWED_NAMESPACES, SECRET_NAME, SHARED, SecretKeySelector};
 use crate::api::contact_point::{ChatId, TELEGRAM, TelegramSpec, WEBHOOK, WebhookSpec};
+use crate::api::spec_size::StoredSpec as _;
 use crate::cli::SharedSecrets;
 use crate::notify::Endpoint;
 use crate::notify::telegram::Chat;
@@ -81,6 +82,7 @@ impl Blocked {
 /// # Errors
 /// Why there is no endpoint, without any secret in it.
 pub async fn gather(source: &Source, point: &ContactPoint) -> Result<Gathered, Blocked> {
+    point.spec.check_size().map_err(Blocked::SpecInvalid)?;
     let mut secrets = Secrets { source, point, read: BTreeMap::new() };
     let endpoint = match point.spec.type_.as_str() {
         TELEGRAM => Endpoint::Telegram(telegram(&mut secrets).await?),

@@ -6,6 +6,7 @@ use kube::core::ObjectMeta;
 
 use crate::api::MyApp;
 use crate::api::my_app::{BAD_PROFILE, BASELINE, LONG_BANNER, MAX_BANNER, NAME, NO_IMAGE, NUL_BANNER, RESTRICTED};
+use crate::api::spec_size;
 use crate::controllers::pod::{restricted_container, restricted_pod};
 use crate::runtime::ownership::Owner;
 use crate::runtime::short_digest;
@@ -42,6 +43,9 @@ pub enum Invalid {
     /// A field, or the name, is what its rule refuses today.
     #[error("{0}")]
     SpecInvalid(&'static str),
+    /// The stored spec, of so many bytes, was too large to be read.
+    #[error("{}", spec_size::too_large(*.0))]
+    SpecTooLarge(usize),
 }
 
 impl Invalid {
@@ -49,7 +53,7 @@ impl Invalid {
     pub fn reason(self) -> &'static str {
         match self {
             Self::ImageMissing => IMAGE_MISSING,
-            Self::SpecInvalid(_) => SPEC_INVALID,
+            Self::SpecInvalid(_) | Self::SpecTooLarge(_) => SPEC_INVALID,
         }
     }
 }
@@ -71,6 +75,9 @@ pub struct Wanted<'a> {
 /// Why it cannot be, in words that say what to write.
 pub fn validate(app: &MyApp) -> Result<Wanted<'_>, Invalid> {
     let spec = &app.spec;
+    if let Some(bytes) = spec.oversized {
+        return Err(Invalid::SpecTooLarge(bytes));
+    }
     if spec.image.is_empty() {
         return Err(Invalid::ImageMissing);
     }

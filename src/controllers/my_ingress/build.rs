@@ -10,6 +10,7 @@ use crate::api::my_ingress::{
     BAD_ADDRESSES, BAD_GROUP, BAD_PROTOCOL, BAD_SCHEME, BAD_SUBNET, BAD_TAG, CERTIFICATE, LONG_KEY, Listener, NAME,
     OUR_TAG, POLICY, PUBLIC_ONLY, SUBNETS, SUFFIX,
 };
+use crate::api::spec_size::StoredSpec as _;
 use crate::cloud::Wanted;
 use crate::cloud::action::MANAGED_BY;
 
@@ -24,6 +25,7 @@ pub fn name(ingress: &MyIngress) -> String {
 /// What is wrong with it, and what to write instead.
 pub fn check(ingress: &MyIngress) -> Result<(), String> {
     let spec = &ingress.spec;
+    spec.check_size()?;
     let refuse = |path: &str, words: &str| Err(format!("{path}: {words}"));
     if !is_name(&ingress.name_any()) {
         return refuse("metadata.name", NAME);

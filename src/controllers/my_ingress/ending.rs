@@ -89,6 +89,10 @@ impl<C: Cloud> MyIngresses<C> {
         fault: Fault,
     ) -> Result<(Standing, Outcome), Error> {
         let fault = if is_protected(&fault) { protected(fault, &balancer.arn, mark) } else { fault };
+        // A spec that was not read says nothing about the listeners.
+        if pass.ingress.spec.oversized.is_some() {
+            return Err(fault.into());
+        }
         match self.stand(pass, mark, balancer).await {
             Ok((_, Outcome::Waiting)) => Ok((Standing::refused(pass.alb.clone(), &fault), Outcome::Waiting)),
             // That it may not go is what somebody has to mend first.

@@ -24,6 +24,7 @@ use self::tracker::Trouble;
 use self::waiting::Waiting;
 use crate::api::common::REQUESTED_AT;
 use crate::api::kind::{EVENTS, Kind, Lends, Right};
+use crate::api::spec_size::StoredSpec as _;
 use crate::api::tracked_field::{GROUP, History, StoredHistory};
 use crate::api::{ContactPoint, TrackedField};
 use crate::notify::Transport;
@@ -162,6 +163,14 @@ impl<T: Transport> TrackedFields<T> {
         Ok(same.then(|| self.written.wrote(key, newest)))
     }
 
+    /// Reports a stored spec that was not read. The history stays as it is.
+    async fn reject(&self, key: &Key, object: Arc<TrackedField>, message: String) -> Result<Outcome, Error> {
+        self.targets.unfollow(key);
+        self.outbox.withdraw(key, false);
+        let renew = self.say(key, object, Some(Waiting::SpecInvalid(message))).await?;
+        Ok(renew.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
     /// Brings the status up to what was seen and sent. Gives the object and its history as they then stand; none where
     /// another pass has to look at it.
     async fn record(
@@ -241,6 +250,9 @@ impl<T: Transport> Reconciler for TrackedFields<T> {
         if object.metadata.deletion_timestamp.is_some() {
             self.gone(&key);
             return Ok(Outcome::Done);
+        }
+        if let Err(message) = object.spec.check_size() {
+            return self.reject(&key, object, message).await;
         }
         // Each observed change wakes the object: what is refused must not be sent that often.
         let circumstances = self.circumstances(&object);

@@ -18,6 +18,8 @@ use crate::runtime::{Key, conditions};
 /// Why nothing is recorded, or nothing sent. The variant's name is the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Waiting {
+    /// The stored spec was not read.
+    SpecInvalid(String),
     /// The target does not exist.
     TargetNotFound {
         /// What it is, as `KIND NAMESPACE/NAME`.
@@ -139,6 +141,7 @@ impl Waiting {
     /// The reason, as Events have it.
     pub fn reason(&self) -> &'static str {
         match self {
+            Self::SpecInvalid(_) => "SpecInvalid",
             Self::TargetNotFound { .. } => "TargetNotFound",
             Self::Forbidden { .. } | Self::NotGranted(_) => "Forbidden",
             Self::TargetUnreadable(_) | Self::TargetUndecodable { .. } => "TargetUnreadable",
@@ -166,9 +169,10 @@ impl Waiting {
                 format!("{target}: {problem}; nothing is recorded until then")
             }
             Self::PathTooExpensive { target, problem } => format!("{target}: {problem}"),
-            Self::NotGranted(message) | Self::ResourceMismatch(message) | Self::Field { message, .. } => {
-                message.clone()
-            }
+            Self::SpecInvalid(message)
+            | Self::NotGranted(message)
+            | Self::ResourceMismatch(message)
+            | Self::Field { message, .. } => message.clone(),
             Self::TemplateInvalid(message) => {
                 format!("spec.template: {message}; until it is mended messages are the default ones")
             }

@@ -71,6 +71,7 @@ fn stopped() -> Vec<&'static str> {
 fn waiting() -> Vec<&'static str> {
     let name = String::new;
     let mut all = vec![
+        Waiting::SpecInvalid(name()),
         Waiting::TargetNotFound { target: name() },
         Waiting::Forbidden { resource: ResourceName { api_version: name(), plural: name() }, message: name() },
         Waiting::TargetUnreadable(name()),
@@ -92,7 +93,8 @@ fn waiting() -> Vec<&'static str> {
         all.push(Waiting::Field { reason: error.reason(), message: error.to_string() });
     }
     let reason = |waiting: &Waiting| match waiting {
-        Waiting::TargetNotFound { .. }
+        Waiting::SpecInvalid(_)
+        | Waiting::TargetNotFound { .. }
         | Waiting::Forbidden { .. }
         | Waiting::TargetUnreadable(_)
         | Waiting::TargetUndecodable { .. }
