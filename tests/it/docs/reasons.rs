@@ -221,8 +221,9 @@ fn runbook_of_load_balancers_names_every_reason_and_no_other() {
 
 #[test]
 fn every_reason_in_a_runbook_exists() {
-    // How a Pod stands, as Kubernetes says it.
-    let kubernetes = ["CrashLoopBackOff", "ErrImagePull", "ImagePullBackOff", "OOMKilled", "Pending", "Running"];
+    // Kubernetes' states of a Pod, and the action of a policy's binding.
+    let kubernetes =
+        ["CrashLoopBackOff", "Deny", "ErrImagePull", "ImagePullBackOff", "OOMKilled", "Pending", "Running"];
     let list = page("reference/reasons.md");
     for path in in_folder(&root().join("docs/runbooks")) {
         for reason in reasons_in(&fs::read_to_string(&path).unwrap()) {
