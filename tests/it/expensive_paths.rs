@@ -78,7 +78,9 @@ async fn expensive_paths_of_one_object_delay_no_other_field() {
     bed.delivered("image", &[("Created", Some("nginx:1"))]).await;
     for name in &names {
         let words = bed.waiting(name, "PathTooExpensive").await;
-        assert!(words.contains("17,000,000") && words.contains("2,000,000") && words.contains("write"), "{words}");
+        // More than 16 times as many steps as there are arguments, by a few for each level of the object.
+        let estimate = (11..30).any(|millions| words.contains(&format!("about {millions},000,000 steps")));
+        assert!(estimate && words.contains("may take 2,000,000: write names"), "{words}");
     }
     let before = leader(&bed).await;
     assert!(before.0.is_some());

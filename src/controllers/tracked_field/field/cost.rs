@@ -214,6 +214,7 @@ impl<'a> Walk<'_, 'a> {
                 (Select::Index(index), Value::Array(items)) => item(items, *index).into_iter().collect(),
                 (Select::Slice(_), Value::Array(_)) | (Select::All | Select::Filter(_), _) => {
                     let children = children(node, FOLLOWED);
+                    self.sizes.walked += children.len() as u64;
                     let count = child_count(node);
                     self.pay(count);
                     if let Select::Filter(filter) = select {
