@@ -173,6 +173,7 @@ pub fn strip(object: &mut impl ResourceExt) {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
     use kube::core::ObjectMeta;
 
     use super::*;
@@ -279,7 +280,7 @@ mod tests {
         ];
         let mut object = object("a", "x");
         object.metadata.annotations = Some(annotations.map(|(name, value)| (name.to_owned(), value)).into());
-        object.metadata.managed_fields = Some(vec![Default::default()]);
+        object.metadata.managed_fields = Some(vec![ManagedFieldsEntry::default()]);
         strip(&mut object);
         let kept: Vec<_> = object.annotations().iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(kept, [(OLD_SPEC, ""), ("quartermaster.dev/requested-at", "now")]);

@@ -205,6 +205,15 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         Box::pin(self.ensure(owner, desired, &whole, digest, owners, left, there)).await
     }
 
+    fn report_creation(&self, owner: &Owner, key: &Key) {
+        // A new owner's name may be that of a former one, whose children went with it.
+        if self.seen.take_lost(key) && !owner.is_fresh() {
+            self.drift.recreated(owner, key, &what::<K>(key));
+        } else {
+            self.drift.created(key);
+        }
+    }
+
     /// Reads the child, if it may be `there`, and writes it unless it matches `desired`; `whole` is `desired` as sent.
     #[allow(clippy::too_many_arguments)] // all that is known of one child
     async fn ensure<O: ChildKind>(
@@ -228,14 +237,8 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             if !there {
                 match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
-                        // A new owner's name may be that of a former one, whose children went with it.
-                        if self.seen.take_lost(&key) && !owner.is_fresh() {
-                            self.drift.recreated(owner, &key, &what::<K>(&key));
-                        } else {
-                            self.drift.created(&key);
-                        }
-                        let values = Self::project(&created, &content);
-                        self.wrote(&key, &created, digest, &values);
+                        self.report_creation(owner, &key);
+                        self.wrote(&key, &created, digest, &Self::project(&created, &content));
                         return Ok(());
                     }
                     Ok(None) => {}

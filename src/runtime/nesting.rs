@@ -33,9 +33,10 @@ pub(crate) fn is_deeper(value: &Value, levels: usize) -> bool {
 }
 
 type Bounded = UnsyncBoxBody<Bytes, BoxError>;
+type Layer = MapResponseLayer<fn(Response<Box<DynBody>>) -> Response<Bounded>>;
 
 /// Returns the layer of a client that leaves out of each answer what nests too deeply to be decoded.
-pub(super) fn layer() -> MapResponseLayer<fn(Response<Box<DynBody>>) -> Response<Bounded>> {
+pub(super) fn layer() -> Layer {
     MapResponseLayer::new(bounded)
 }
 

@@ -128,11 +128,10 @@ impl Plan {
                         "destinationNamespaceSelector: {bad:?} is none: {LABELS}"
                     )));
                 }
-                let selector = Selector::try_from(selector.clone()).map_err(|error| {
-                    Refused::SpecInvalid(format!(
-                        "destinationNamespaceSelector: {error}: write In, NotIn, Exists or DoesNotExist"
-                    ))
-                })?;
+                let unknown =
+                    |error| format!("destinationNamespaceSelector: {error}: write In, NotIn, Exists or DoesNotExist");
+                let selector =
+                    Selector::try_from(selector.clone()).map_err(|error| Refused::SpecInvalid(unknown(error)))?;
                 Destinations::Selected { selector, protected }
             }
             None => {

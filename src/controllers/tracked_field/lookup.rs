@@ -3,6 +3,8 @@
 //! What is proved cheap is looked up at once. The rest is put off to a thread of its own, or refused: the library that runs
 //! a path cannot be interrupted, so each path is estimated before it runs.
 
+#![allow(clippy::mutable_key_type)] // a field is hashed and compared by its text
+
 use std::collections::HashMap;
 use std::fmt;
 
@@ -120,16 +122,16 @@ pub(super) fn look_up(
             continue;
         }
         let lookup = match place {
-            Place::AtOnce => match within(object, &field, cost, &mut sizes, at_once.min(ONE_AT_ONCE)) {
-                Ok((value, spent)) => {
+            Place::AtOnce => {
+                let most = at_once.min(ONE_AT_ONCE);
+                if let Ok((value, spent)) = within(object, &field, cost, &mut sizes, most) {
                     at_once -= spent;
                     Lookup::Found(value)
-                }
-                Err(_) => {
+                } else {
                     at_once = at_once.saturating_sub(cost.visited.min(ONE_AT_ONCE));
                     Lookup::PutOff
                 }
-            },
+            }
             Place::Apart => match within(object, &field, cost, &mut sizes, left.saturating_add(cost.known())) {
                 Ok((value, spent)) => {
                     left = left.saturating_add(cost.known()).saturating_sub(spent);

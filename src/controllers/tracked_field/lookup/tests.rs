@@ -60,10 +60,10 @@ fn ordinary_fields_are_found_at_once_beside_hostile_ones() {
 fn a_lookup_that_is_not_cheap_is_put_off_and_found_apart() {
     let object = deployment(50_000);
     let path = field("{..image}");
-    assert_eq!(all(&object, &[path.clone()], Place::AtOnce)[&path], Lookup::PutOff);
-    assert_eq!(all(&object, &[path.clone()], Place::Apart)[&path], found("nginx:1"));
+    assert_eq!(all(&object, std::slice::from_ref(&path), Place::AtOnce)[&path], Lookup::PutOff);
+    assert_eq!(all(&object, std::slice::from_ref(&path), Place::Apart)[&path], found("nginx:1"));
     let small = deployment(500);
-    assert_eq!(all(&small, &[path.clone()], Place::AtOnce)[&path], found("nginx:1"));
+    assert_eq!(all(&small, std::slice::from_ref(&path), Place::AtOnce)[&path], found("nginx:1"));
 }
 
 /// The bound of what one thread does for one state of an object.
@@ -102,16 +102,16 @@ fn a_value_that_is_too_large_to_write_is_refused() {
     let union = |name: &str| field(&format!("{{[{}]}}", vec![format!("'{name}'"); 16].join(",")));
     for path in [union("text"), union("list")] {
         for place in [Place::AtOnce, Place::Apart] {
-            assert!(matches!(all(&object, &[path.clone()], place)[&path], Lookup::Refused(_)), "{place:?}");
+            assert!(matches!(all(&object, std::slice::from_ref(&path), place)[&path], Lookup::Refused(_)), "{place:?}");
         }
     }
     let one = field("{.text}");
-    assert_eq!(all(&object, &[one.clone()], Place::AtOnce)[&one], Lookup::PutOff);
-    assert!(matches!(all(&object, &[one.clone()], Place::Apart)[&one], Lookup::Found(_)));
+    assert_eq!(all(&object, std::slice::from_ref(&one), Place::AtOnce)[&one], Lookup::PutOff);
+    assert!(matches!(all(&object, std::slice::from_ref(&one), Place::Apart)[&one], Lookup::Found(_)));
     // What is found is known only afterwards.
     let nested = (0..100).fold(json!(vec![0; 20_000]), |inner, _| json!([inner]));
     let path = field("{..*}");
-    assert!(matches!(all(&nested, &[path.clone()], Place::Apart)[&path], Lookup::Refused(_)));
+    assert!(matches!(all(&nested, std::slice::from_ref(&path), Place::Apart)[&path], Lookup::Refused(_)));
 }
 
 /// Estimates of any number of fields end, too.
