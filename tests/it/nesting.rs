@@ -53,7 +53,7 @@ async fn nested_object_is_unreadable_and_its_neighbours_are_delivered(#[case] st
     bed.delivered("plain", &plain).await;
     for name in ["deep-200", "deep-5000"] {
         let said = bed.waiting(name, "TargetUnreadable: ").await;
-        let words = format!("Widget {}/{name}: it nests deeper than 100 levels: flatten it", bed.namespace);
+        let words = format!("Widget {}/{name} nests deeper than 100 levels: flatten it", bed.namespace);
         assert!(said.contains(&words), "{said}");
         assert_eq!(told(&bed.history(name).await), []);
     }

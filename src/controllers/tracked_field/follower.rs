@@ -39,10 +39,10 @@ impl Whose {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     /// The operator keeps no more levels of it.
-    #[error("it nests deeper than {OBJECT_LEVELS} levels: flatten it")]
+    #[error("nests deeper than {OBJECT_LEVELS} levels: flatten it")]
     TooDeep,
     /// It is no JSON.
-    #[error("{0}")]
+    #[error("cannot be read: {0}")]
     NotJson(String),
     /// The lookup of the field is too expensive.
     #[error("{0}")]

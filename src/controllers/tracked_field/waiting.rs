@@ -40,7 +40,7 @@ pub enum Waiting {
     TargetUndecodable {
         /// What it is, as `KIND NAMESPACE/NAME`.
         target: String,
-        /// What is wrong with it, and what to do.
+        /// What it does, and what to do about it.
         problem: String,
     },
     /// The lookup of the field is too expensive in the target as it now is.
@@ -166,7 +166,7 @@ impl Waiting {
             Self::Forbidden { resource, message } => format!("{}; {}", brief(message), how_to_grant(resource)),
             Self::TargetUnreadable(message) => format!("{}; it is tried again", brief(message)),
             Self::TargetUndecodable { target, problem } => {
-                format!("{target}: {problem}; nothing is recorded until then")
+                format!("{target} {problem}; nothing is recorded until then")
             }
             Self::PathTooExpensive { target, problem } => format!("{target}: {problem}"),
             Self::SpecInvalid(message)
