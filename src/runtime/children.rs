@@ -205,15 +205,6 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         Box::pin(self.ensure(owner, desired, &whole, digest, owners, left, there)).await
     }
 
-    fn report_creation(&self, owner: &Owner, key: &Key) {
-        // A new owner's name may be that of a former one, whose children went with it.
-        if self.seen.take_lost(key) && !owner.is_fresh() {
-            self.drift.recreated(owner, key, &what::<K>(key));
-        } else {
-            self.drift.created(key);
-        }
-    }
-
     /// Reads the child, if it may be `there`, and writes it unless it matches `desired`; `whole` is `desired` as sent.
     #[allow(clippy::too_many_arguments)] // all that is known of one child
     async fn ensure<O: ChildKind>(
@@ -237,8 +228,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             if !there {
                 match Self::sent(&key, apply::create(&api, self.manager, &desired).await) {
                     Ok(Some(created)) => {
-                        self.report_creation(owner, &key);
-                        self.wrote(&key, &created, digest, &Self::project(&created, &content));
+                        self.created(owner, &key, &created, digest, &Self::project(&created, &content));
                         return Ok(());
                     }
                     Ok(None) => {}
@@ -532,6 +522,17 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         let digest = short_digest(value(desired)?.to_string());
         desired.annotations_mut().insert(APPLIED.into(), digest.clone());
         Ok((value(desired)?, digest))
+    }
+
+    /// Records a child that was created, and reports one that another client had deleted.
+    fn created(&self, owner: &Owner, key: &Key, object: &K, desired: String, values: &Projection) {
+        // A new owner's name may be that of a former one, whose children went with it.
+        if self.seen.take_lost(key) && !owner.is_fresh() {
+            self.drift.recreated(owner, key, &what::<K>(key));
+        } else {
+            self.drift.created(key);
+        }
+        self.wrote(key, object, desired, values);
     }
 
     /// Records a child that was written or found and matches its desired state, unless newer state is known.

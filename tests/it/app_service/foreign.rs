@@ -36,10 +36,7 @@ fn whole<K: Resource + serde::Serialize>(object: &K) -> Value {
 #[tokio::test]
 async fn the_second_of_two_foreign_objects_is_noticed_as_soon_as_the_first(#[case] order: [&str; 2]) {
     let bed = Bed::shared("two-foreign").await;
-    // All other delays are longer than the test waits.
-    let flags = ["--waiting-max=3s", "--retry-min=10m", "--retry-max=10m", "--resync=1h"];
-    let settings = flags.iter().fold(Settings::default(), |settings, flag| settings.flag(flag));
-    let _operator = Operator::start(&bed, settings).await;
+    let _operator = Operator::start(&bed, Settings::default().flag("--waiting-max=3s").flag("--resync=1h")).await;
     bed.deployment("web", 1).await;
     bed.service("web", json!([{ "port": 8080 }])).await;
     app(&bed, "web", spec()).await;
