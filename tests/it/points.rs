@@ -106,7 +106,7 @@ async fn what_a_spec_no_longer_has_leaves_the_status() {
     assert_eq!(taken(&receiver).len(), 3);
 }
 
-/// Whoever may create a ContactPoint must not reach the operator's own ports.
+/// Whoever may create a `ContactPoint` must not reach the operator's own ports.
 #[tokio::test]
 async fn a_webhook_to_the_operator_itself_is_refused() {
     let bed = Bed::shared("itself").await;
