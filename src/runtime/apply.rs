@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::cache::strip;
 use super::client;
+use super::raw_object::BoundedObject;
 use super::reconciler::is_replaced;
 
 /// Asks the apiserver to answer with the metadata alone.
@@ -149,13 +150,13 @@ pub fn rejection(error: &kube::Error, is_out: bool) -> Option<(u16, String)> {
 ///
 /// # Errors
 /// What the apiserver answers, other than "already exists".
-pub async fn create<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<Option<K>>
+pub async fn create<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<Option<K>>
 where
-    K: Clone + Debug + Serialize + DeserializeOwned,
+    K: Resource + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
     let parameters = PostParams { field_manager: Some(manager.into()), ..PostParams::default() };
-    match api.create(&parameters, object).await {
-        Ok(created) => Ok(Some(created)),
+    match api.create(&parameters, &BoundedObject(object.clone())).await {
+        Ok(created) => Ok(Some(created.0)),
         Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => Ok(None),
         Err(error) => Err(error),
     }
@@ -165,12 +166,12 @@ where
 ///
 /// # Errors
 /// The apiserver's error, except "already exists", which only valid objects get.
-pub async fn try_create<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<()>
+pub async fn try_create<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<()>
 where
-    K: Clone + Debug + Serialize + DeserializeOwned,
+    K: Resource + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
     let parameters = PostParams { dry_run: true, field_manager: Some(manager.into()) };
-    match api.create(&parameters, object).await {
+    match api.create(&parameters, &BoundedObject(object.clone())).await {
         Err(kube::Error::Api(status)) if status.code == 409 && status.reason == "AlreadyExists" => Ok(()),
         answer => answer.map(drop),
     }
@@ -194,9 +195,9 @@ where
 ///
 /// # Errors
 /// What the apiserver answers.
-pub async fn apply<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<K>
+pub async fn apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<K>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
     applied(api, manager, object, false).await
 }
@@ -205,23 +206,23 @@ where
 ///
 /// # Errors
 /// What the apiserver answers.
-pub async fn try_apply<K>(api: &Api<K>, manager: &str, object: &K) -> kube::Result<K>
+pub async fn try_apply<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K) -> kube::Result<K>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
     applied(api, manager, object, true).await
 }
 
-async fn applied<K>(api: &Api<K>, manager: &str, object: &K, dry_run: bool) -> kube::Result<K>
+async fn applied<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K, dry_run: bool) -> kube::Result<K>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    K: Resource<DynamicType = ()> + Default + Clone + Debug + Serialize + DeserializeOwned,
 {
     let parameters =
         PatchParams { field_manager: Some(manager.into()), force: true, dry_run, ..PatchParams::default() };
     let mut whole = serde_json::to_value(object).map_err(kube::Error::SerdeError)?;
     whole["apiVersion"] = K::api_version(&()).into();
     whole["kind"] = K::kind(&()).into();
-    api.patch(&object.name_any(), &parameters, &Patch::Apply(&whole)).await
+    Ok(api.patch(&object.name_any(), &parameters, &Patch::Apply(&whole)).await?.0)
 }
 
 /// Merges `patch` into the metadata of `object`: refused with 409 when the object has changed since. Gives the object as it
@@ -229,12 +230,12 @@ where
 ///
 /// # Errors
 /// What the apiserver answers, 409 and 404 among it.
-pub async fn metadata<K>(api: &Api<K>, manager: &str, object: &K, patch: Value) -> kube::Result<K>
+pub async fn metadata<K>(api: &Api<BoundedObject<K>>, manager: &str, object: &K, patch: Value) -> kube::Result<K>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    K: Resource<DynamicType = ()> + Default + Clone + Debug + DeserializeOwned,
 {
     let parameters = PatchParams { field_manager: Some(manager.into()), ..PatchParams::default() };
-    api.patch(&object.name_any(), &parameters, &pinned(object, patch)).await
+    Ok(api.patch(&object.name_any(), &parameters, &pinned(object, patch)).await?.0)
 }
 
 /// The same for an object whose other fields the operator has: the apiserver answers with the metadata alone.

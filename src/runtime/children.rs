@@ -32,6 +32,7 @@ use super::managed_fields;
 use super::manager::Manager;
 use super::owners::Owners;
 use super::ownership::{Claim, OWNER_UID, Owner, owner_of};
+use super::raw_object::BoundedObject;
 use super::seen::{Known, Look, Match, Seen};
 use super::watch_hub::{Observer, ResourceName};
 use super::watching;
@@ -141,7 +142,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         quirks: Quirks<K>,
         wake: impl Fn(&Key) + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let places = manager.scope.places::<K>(&manager.client);
+        let places = manager.scope.places::<BoundedObject<K>>(&manager.client);
         let unlisted = places.iter().map(|(shard, _)| shard.clone()).collect();
         let children = Arc::new(Self {
             client: manager.client.clone(),
@@ -155,7 +156,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
             unconfirmed: Pacer::new(manager.config.timings.confirmation_period),
         });
         let ours = manager.others.clone().labels(OWNER_UID);
-        manager.look(places, &ours, &children.wanted, &children);
+        manager.look(places, &ours, &children.wanted, &children, |BoundedObject(child)| child);
         children
     }
 
@@ -237,7 +238,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
                     Err(trouble) => return Err(trouble),
                 }
             }
-            let Some(live) = Self::sent(&key, api.get_opt(&key.name).await)? else {
+            let Some(BoundedObject(live)) = Self::sent(&key, api.get_opt(&key.name).await)? else {
                 self.seen.missing(&key);
                 self.seen.absent(&key);
                 if let Some(refused) = refused {
@@ -318,7 +319,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     }
 
     /// Returns whether another client has written the child since it was read: what that client holds is not known yet.
-    async fn has_changed(api: &Api<K>, key: &Key, read: &K) -> Result<bool, Trouble> {
+    async fn has_changed(api: &Api<BoundedObject<K>>, key: &Key, read: &K) -> Result<bool, Trouble> {
         let newest = Self::sent(key, api.get_opt(&key.name).await)?;
         Ok(newest.and_then(|newest| newest.resource_version()) != read.resource_version())
     }
@@ -357,7 +358,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     #[allow(clippy::too_many_arguments)] // each is another side of one write
     async fn own(
         &self,
-        api: &Api<K>,
+        api: &Api<BoundedObject<K>>,
         owner: &Owner,
         claim: &Claim,
         live: K,
@@ -393,7 +394,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// desired state alone.
     async fn rivals(
         &self,
-        api: &Api<K>,
+        api: &Api<BoundedObject<K>>,
         desired: &K,
         live: &K,
         whole: &Value,
@@ -484,7 +485,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         }
         let api = self.api(key);
         let live = Self::sent(key, api.get_opt(&key.name).await)?;
-        let claimed = live.map(|live| (owner.claim(live.meta(), |uid| owners.lives(uid)), live));
+        let claimed = live.map(|BoundedObject(live)| (owner.claim(live.meta(), |uid| owners.lives(uid)), live));
         let Some((claim, live)) = claimed.filter(|(claim, _)| matches!(claim, Claim::Ours | Claim::Restored)) else {
             self.seen.absent(key);
             return Ok(false);
@@ -504,7 +505,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         self.unconfirmed.forget(key);
     }
 
-    fn api(&self, key: &Key) -> Api<K> {
+    fn api(&self, key: &Key) -> Api<BoundedObject<K>> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 

@@ -265,17 +265,19 @@ impl Manager {
     }
 
     /// Shows `observer` the objects of a kind at these `places` (the whole cluster, or a namespace each), watched as `config`
-    /// says, once they are `wanted`.
-    pub fn look<K>(
+    /// says and converted by `into`, once they are `wanted`.
+    pub fn look<W, K>(
         &mut self,
-        places: Vec<(Option<String>, Api<K>)>,
+        places: Vec<(Option<String>, Api<W>)>,
         config: &watcher::Config,
         wanted: &Arc<SetOnce<()>>,
         observer: &Arc<impl Observer<K>>,
+        into: fn(W) -> K,
     ) where
-        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        W: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+        K: 'static,
     {
-        let resource = ResourceName::from(&ApiResource::erase::<K>(&()));
+        let resource = ResourceName::from(&ApiResource::erase::<W>(&()));
         for (shard, api) in places {
             let name = format!("the watch of {}", resource.full());
             let watchdog = self.watchdog(resource.full());
@@ -283,7 +285,7 @@ impl Manager {
             let (metrics, full) = (self.metrics.clone(), resource.full());
             let counted = move || metrics.watch(&full, Purpose::Own);
             let (config, resource) = (config.clone(), resource.clone());
-            let watch = ResourceWatch { api, config, resource, shard, observer, counted, watchdog };
+            let watch = ResourceWatch { api, config, resource, shard, observer, into, counted, watchdog };
             let (wanted, once) = (Arc::clone(wanted), watch::channel(0).1);
             self.spawn(name, async move {
                 wanted.wait().await;

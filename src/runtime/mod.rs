@@ -33,6 +33,7 @@ pub mod owners;
 pub mod ownership;
 mod pages;
 pub mod policies;
+pub mod raw_object;
 pub mod reconciler;
 pub mod seen;
 pub mod signals;

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::StreamExt;
-use kube::core::{DynamicObject, DynamicResourceScope, PartialObjectMeta};
+use kube::core::{DynamicResourceScope, PartialObjectMeta};
 use kube::discovery::ApiResource;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
@@ -18,6 +18,7 @@ use tracing::{debug, info, warn};
 use super::Scope;
 use super::health::Watchdog;
 use super::metrics::{Metrics, Purpose, Watch};
+use super::raw_object::RawObject;
 use super::tasks::Tasks;
 use super::watching::{self, Told};
 
@@ -53,7 +54,7 @@ impl From<&ApiResource> for ResourceName {
 }
 
 /// Who looks at what the watches show. Called from the watches' own tasks: it must not block.
-pub trait Observer<K = DynamicObject>: Send + Sync + 'static {
+pub trait Observer<K = RawObject>: Send + Sync + 'static {
     /// Handles the start of a watch: all later events come from lists of this generation, see [`WatchHub::relist`].
     fn begins(&self, _resource: &ResourceName, _shard: Option<&str>, _generation: u64) {}
     /// A watch begins to list its shard (`None` is the whole cluster).
@@ -119,25 +120,19 @@ impl WatchHub {
             .into_iter()
             .map(|shard| {
                 if name.is_watched_by_metadata() {
-                    let observer = Arc::new(MetadataOnly(Arc::clone(&self.observer)));
-                    self.spawn::<PartialObjectMeta>(resource, &name, shard, observer)
+                    self.spawn::<PartialObjectMeta>(resource, &name, shard)
                 } else {
-                    self.spawn::<DynamicObject>(resource, &name, shard, Arc::clone(&self.observer))
+                    self.spawn::<RawObject>(resource, &name, shard)
                 }
             })
             .collect();
         watches.insert(name, handles);
     }
 
-    fn spawn<K>(
-        &self,
-        resource: &ApiResource,
-        name: &ResourceName,
-        shard: Option<String>,
-        observer: Arc<dyn Observer<K>>,
-    ) -> AbortHandle
+    fn spawn<K>(&self, resource: &ApiResource, name: &ResourceName, shard: Option<String>) -> AbortHandle
     where
         K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
+            + Into<RawObject>
             + Clone
             + Debug
             + DeserializeOwned
@@ -154,7 +149,8 @@ impl WatchHub {
             config: self.config.clone(),
             resource: name.clone(),
             shard,
-            observer,
+            observer: Arc::clone(&self.observer),
+            into: K::into,
             counted: move || metrics.watch(&full, Purpose::Target),
             watchdog: self.watchdog.clone(),
         };
@@ -182,49 +178,10 @@ impl Drop for WatchHub {
     }
 }
 
-/// Shows an observer objects of which only the metadata is known.
-struct MetadataOnly(Arc<dyn Observer>);
-
-impl MetadataOnly {
-    fn object(PartialObjectMeta { metadata, .. }: PartialObjectMeta) -> DynamicObject {
-        DynamicObject { types: None, metadata, data: serde_json::Value::Null }
-    }
-}
-
-impl Observer<PartialObjectMeta> for MetadataOnly {
-    fn begins(&self, resource: &ResourceName, shard: Option<&str>, generation: u64) {
-        self.0.begins(resource, shard, generation);
-    }
-
-    fn listing(&self, resource: &ResourceName, shard: Option<&str>) {
-        self.0.listing(resource, shard);
-    }
-
-    fn present(&self, resource: &ResourceName, object: PartialObjectMeta) {
-        self.0.present(resource, Self::object(object));
-    }
-
-    fn gone(&self, resource: &ResourceName, object: PartialObjectMeta) {
-        self.0.gone(resource, Self::object(object));
-    }
-
-    fn listed(&self, resource: &ResourceName, shard: Option<&str>) {
-        self.0.listed(resource, shard);
-    }
-
-    fn stands(&self, resource: &ResourceName, shard: Option<&str>) {
-        self.0.stands(resource, shard);
-    }
-
-    fn failing(&self, resource: &ResourceName, shard: Option<&str>, error: &watcher::Error) {
-        self.0.failing(resource, shard, error);
-    }
-}
-
 /// Watch of a resource, shown to an observer.
-pub struct ResourceWatch<K, C> {
+pub struct ResourceWatch<W, K, C> {
     /// The resource, in the cluster or in one namespace.
-    pub api: Api<K>,
+    pub api: Api<W>,
     /// Configuration of the watch.
     pub config: watcher::Config,
     /// The resource's name.
@@ -233,15 +190,18 @@ pub struct ResourceWatch<K, C> {
     pub shard: Option<String>,
     /// The observer.
     pub observer: Arc<dyn Observer<K>>,
+    /// Converts what is watched into what is shown.
+    pub into: fn(W) -> K,
     /// Counts a watch that begins.
     pub counted: C,
     /// Guards each step.
     pub watchdog: Watchdog,
 }
 
-impl<K, C> ResourceWatch<K, C>
+impl<W, K, C> ResourceWatch<W, K, C>
 where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    W: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+    K: 'static,
     C: Fn() -> Watch + Send,
 {
     /// Watches until dropped, and relists for each further `generation`.
@@ -264,13 +224,15 @@ where
         }
     }
 
-    fn show(&self, told: Told<K>) {
+    fn show(&self, told: Told<W>) {
         let Self { resource, observer, .. } = self;
         let shard = self.shard.as_deref();
         match told {
             Told::Shown(Event::Init) => observer.listing(resource, shard),
-            Told::Shown(Event::InitApply(object) | Event::Apply(object)) => observer.present(resource, object),
-            Told::Shown(Event::Delete(object)) => observer.gone(resource, object),
+            Told::Shown(Event::InitApply(object) | Event::Apply(object)) => {
+                observer.present(resource, (self.into)(object))
+            }
+            Told::Shown(Event::Delete(object)) => observer.gone(resource, (self.into)(object)),
             Told::Shown(Event::InitDone) => {
                 debug!(resource = resource.plural, "listed");
                 observer.listed(resource, shard);

@@ -16,6 +16,7 @@ use crate::api::app_service::TCP;
 use crate::runtime::children::{Quirks, Trouble};
 use crate::runtime::drift::Advice;
 use crate::runtime::ownership::Owner;
+use crate::runtime::raw_object::BoundedObject;
 use crate::runtime::reconciler::{Class, Failure, Outcome};
 use crate::runtime::{Key, apply, drift};
 
@@ -301,10 +302,10 @@ impl AppServices {
         if known.is_some() || (app.spec.autoscaling.is_none() && !twins) {
             return Ok(known);
         }
-        let api: Api<Deployment> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api: Api<BoundedObject<Deployment>> = Api::namespaced(self.client.clone(), &key.namespace);
         let live = api.get_opt(&key.name).await;
         let live = live.map_err(|error| Trouble::Api { what: format!("Deployment {key}"), error })?;
-        Ok(live.as_ref().map(Running::of))
+        Ok(live.map(|BoundedObject(live)| Running::of(&live)))
     }
 
     /// The Deployment. Without `replicas` their number is left to others. So are the container's ports where the original

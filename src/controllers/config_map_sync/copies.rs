@@ -114,7 +114,10 @@ impl Copies {
         let mut tries = 0..TRIES;
         loop {
             let last = tries.next().is_none();
-            if !there && let Some(created) = apply::create(&api, MANAGER, &copy::new(source, spec, owner, key)).await? {
+            let answers = Api::namespaced(self.client.clone(), &key.namespace);
+            if !there
+                && let Some(created) = apply::create(&answers, MANAGER, &copy::new(source, spec, owner, key)).await?
+            {
                 // A new owner's name may be that of a former one, whose copies went with it.
                 if self.index.copies.take_lost(key) && !owner.is_fresh() {
                     self.drift.recreated(owner, key, &format!("ConfigMap {key}"));

@@ -2,6 +2,7 @@
 //! What the watches show ([`index`]) wakes whom it concerns. At its end its copies go before it does (`ending`).
 
 use std::collections::{BTreeSet, HashMap};
+use std::convert::identity;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{StreamExt, stream};
@@ -161,10 +162,16 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let resync = manager.config.timings.resync;
     let index = Arc::new(Index::new(&manager.scope, resync, syncs.trigger.clone()));
     let (newest, others) = (manager.watches.clone(), manager.others.clone());
-    manager.look::<PartialObjectMeta<ConfigMap>>(manager.scope.places(&manager.client), &others, &index.wanted, &index);
+    manager.look::<PartialObjectMeta<ConfigMap>, _>(
+        manager.scope.places(&manager.client),
+        &others,
+        &index.wanted,
+        &index,
+        identity,
+    );
     if manager.scope == Scope::Cluster {
         let everywhere = vec![(None, Api::all(manager.client.clone()))];
-        manager.look::<PartialObjectMeta<Namespace>>(everywhere, &newest, &index.wanted, &index);
+        manager.look::<PartialObjectMeta<Namespace>, _>(everywhere, &newest, &index.wanted, &index, identity);
     }
     let owners = Owners::new(manager.client.clone(), syncs.store.clone());
     let events = manager.events(NAME);

@@ -2,6 +2,7 @@
 //! doing (`settle`, and `ending` when it is deleted).
 
 use std::collections::BTreeSet;
+use std::convert::identity;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -177,9 +178,9 @@ pub fn start(manager: &mut Manager) -> anyhow::Result<()> {
     let backends = Arc::new(Backends::new(trigger.clone()));
     let (newest, others) = (manager.watches.clone(), manager.others.clone());
     let nodes = vec![(None, Api::all(manager.client.clone()))];
-    manager.look::<Node>(nodes, &newest, &backends.wanted, &backends);
+    manager.look::<Node, _>(nodes, &newest, &backends.wanted, &backends, identity);
     let services = manager.scope.places(&manager.client);
-    manager.look::<PartialObjectMeta<Service>>(services, &others, &backends.wanted, &backends);
+    manager.look::<PartialObjectMeta<Service>, _>(services, &others, &backends.wanted, &backends, identity);
     let timings = &manager.config.timings;
     let (resync, shown_within) = (timings.aws_resync, timings.aws_shown_within);
     let controller = Arc::new(MyIngresses {

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use kube::ResourceExt;
-use kube::core::DynamicObject;
 use uuid::Uuid;
 
 use super::field::{Field, Observed};
@@ -14,6 +13,7 @@ use super::target::TargetKey;
 use crate::api::TrackedField;
 use crate::api::tracked_field::Subject;
 use crate::runtime::nesting::OBJECT_LEVELS;
+use crate::runtime::raw_object::{MAX_DECODED, RawObject};
 
 /// How long a watch may show nothing more after a read that it disagrees with, before the read is believed.
 pub const DOUBT: Duration = Duration::from_secs(5);
@@ -41,6 +41,9 @@ pub enum Unreadable {
     /// The operator keeps no more levels of it.
     #[error("nests deeper than {OBJECT_LEVELS} levels: flatten it")]
     TooDeep,
+    /// The operator decodes no object that takes so much memory.
+    #[error("takes more than {} MiB of memory once it is decoded: shorten it", MAX_DECODED >> 20)]
+    TooLarge,
     /// It is no JSON.
     #[error("cannot be read: {0}")]
     NotJson(String),
@@ -61,7 +64,7 @@ pub(super) struct Follower {
     pub(super) unreadable: Option<Unreadable>,
     /// Version that a metadata watch has shown and no read has returned yet.
     outdated_by: Option<u64>,
-    /// The last lookup was too expensive for a thread that has other work: reads of the object look it up apart.
+    /// The last lookup was too expensive for a thread with other work. The next read does it on the thread for expensive lookups.
     pub(super) put_off: bool,
     /// How often the watch has shown something that was not of the past.
     shown: u64,
@@ -154,7 +157,7 @@ impl Follower {
     }
 
     /// Observes the object's state, `None` after its deletion. Returns whether a reconcile is needed.
-    pub(super) fn observe(&mut self, object: &DynamicObject, value: Option<Observed>) -> bool {
+    pub(super) fn observe(&mut self, object: &RawObject, value: Option<Observed>) -> bool {
         let relisted = !self.listed && value.is_some();
         self.listed = value.is_some();
         let (uid, version) = (object.uid(), version(object));
@@ -174,9 +177,7 @@ impl Follower {
         }
         self.shown += 1;
         let recovered = self.unreadable.take().is_some();
-        if value.is_none() {
-            self.outdated_by = None;
-        }
+        self.outdated_by = self.outdated_by.filter(|shown| value.is_some() && version.unwrap_or_default() < *shown);
         if let Some(newest) = &mut self.newest
             && newest.value == value
             && (value.is_none() || newest.uid == uid)
@@ -190,7 +191,7 @@ impl Follower {
 
     /// Notes that the watch shows a version of the object that cannot be read: the newest state stays. Returns whether
     /// that is news.
-    pub(super) fn observe_unreadable(&mut self, object: &DynamicObject, why: &Unreadable) -> bool {
+    pub(super) fn observe_unreadable(&mut self, object: &RawObject, why: &Unreadable) -> bool {
         self.listed = true;
         let version = version(object);
         // As in `observe`: a watch that lags behind a read shows what the read has overtaken.
@@ -198,11 +199,12 @@ impl Follower {
             return false;
         }
         self.shown += 1;
+        self.outdated_by = self.outdated_by.filter(|shown| version.unwrap_or_default() < *shown);
         self.unreadable.replace(why.clone()).as_ref() != Some(why)
     }
 
     /// Notes what a metadata watch shows of an object that exists. Returns whether a read is needed.
-    pub(super) fn show_metadata(&mut self, metadata: &DynamicObject) -> bool {
+    pub(super) fn show_metadata(&mut self, metadata: &RawObject) -> bool {
         let relisted = !std::mem::replace(&mut self.listed, true);
         let shown = version(metadata);
         if let Some(newest) = &self.newest {
@@ -222,13 +224,13 @@ impl Follower {
 
     /// Notes that the watch shows a version whose lookup is put off until a read, as if it had shown metadata alone. Returns
     /// whether a read is needed.
-    pub(super) fn put_off(&mut self, object: &DynamicObject) -> bool {
+    pub(super) fn put_off(&mut self, object: &RawObject) -> bool {
         self.put_off = true;
         self.show_metadata(object)
     }
 
     /// Notes that a read has returned a version whose lookup is put off until another read.
-    pub(super) fn put_off_read(&mut self, object: &DynamicObject) {
+    pub(super) fn put_off_read(&mut self, object: &RawObject) {
         (self.put_off, self.listed) = (true, true);
         self.outdated_by = Some(version(object).unwrap_or_default());
         self.certainty = Certainty::NeedsRead;
@@ -240,7 +242,7 @@ impl Follower {
     }
 
     /// Returns whether `object`, from a read, has the version that a metadata watch has shown, or a later one.
-    pub(super) fn is_satisfied_by(&self, object: &DynamicObject) -> bool {
+    pub(super) fn is_satisfied_by(&self, object: &RawObject) -> bool {
         self.outdated_by.is_some_and(|shown| version(object).unwrap_or_default() >= shown)
     }
 
@@ -295,7 +297,7 @@ impl Follower {
 
     /// Takes the result of a read, `None` if the object does not exist. A result that contradicts the watch is accepted
     /// after the watch has shown nothing more for [`DOUBT`].
-    pub(super) fn read(&mut self, asked: Asked, now: Instant, found: Option<(&DynamicObject, Observed)>) {
+    pub(super) fn read(&mut self, asked: Asked, now: Instant, found: Option<(&RawObject, Observed)>) {
         let overtaken = asked.shown != self.shown;
         // Nothing has no version: the watch may have shown what was made after the apiserver had looked.
         if found.is_none() && overtaken {
@@ -345,7 +347,7 @@ impl Follower {
 
     /// Takes the result of a read that found the object, which cannot be read. No further read is needed: the watch
     /// shows the next version.
-    pub(super) fn read_unreadable(&mut self, asked: Asked, now: Instant, object: &DynamicObject, why: &Unreadable) {
+    pub(super) fn read_unreadable(&mut self, asked: Asked, now: Instant, object: &RawObject, why: &Unreadable) {
         self.confirm(Some(object), now);
         if asked.shown == self.shown {
             self.listed = true;
@@ -356,7 +358,7 @@ impl Follower {
     }
 
     /// Records that a read has returned `object`, `None` if it does not exist.
-    fn confirm(&mut self, object: Option<&DynamicObject>, now: Instant) {
+    fn confirm(&mut self, object: Option<&RawObject>, now: Instant) {
         if object.is_none_or(|object| self.is_satisfied_by(object)) {
             self.outdated_by = None;
         }
@@ -369,7 +371,7 @@ fn state(uid: Option<String>, value: Option<Observed>) -> State {
     value.map_or(State::Absent, |value| State::Present { uid, value })
 }
 
-fn version(object: &DynamicObject) -> Option<u64> {
+fn version(object: &RawObject) -> Option<u64> {
     object.resource_version()?.parse().ok()
 }
 

@@ -4,7 +4,6 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::core::DynamicObject;
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +17,7 @@ use super::tracker::Tracker;
 use super::waiting::Waiting;
 use crate::api::TrackedField;
 use crate::api::tracked_field::Target;
+use crate::runtime::raw_object::RawObject;
 use crate::runtime::reconciler::Trigger;
 use crate::runtime::watch_hub::{ResourceName, WatchHub};
 use crate::runtime::{Key, Scope};
@@ -50,10 +50,13 @@ pub struct Targets {
     pub draining: CancellationToken,
 }
 
+/// Largest text of an object that is decoded on a thread that has other work, in bytes.
+const AT_ONCE: usize = 64 * 1024;
+
 /// What a `TrackedField` tracks, once its spec is understood.
 pub(super) struct Tracked {
     pub(super) target: TargetKey,
-    pub(super) api: Api<DynamicObject>,
+    pub(super) api: Api<RawObject>,
     pub(super) shard: Option<String>,
 }
 
@@ -260,20 +263,21 @@ impl Targets {
         Ok(Answer::Read)
     }
 
-    /// Takes the result of a read: expensive lookups on a thread of their own, one object at a time.
+    /// Takes the result of a read: large objects and expensive lookups on a thread of their own, one object at a time.
     async fn take(
         &self,
         object: &TrackedField,
         target: TargetKey,
         lane: &Lane,
         asked: Asked,
-        found: Option<DynamicObject>,
+        found: Option<RawObject>,
     ) {
         let (key, whose, tracker) = (Key::of(object), Whose::of(object), Arc::clone(&self.tracker));
-        if !matches!(lane, Lane::Apart(_)) {
+        let is_large = found.as_ref().is_some_and(|found| found.text_len() > AT_ONCE);
+        if !is_large && !matches!(lane, Lane::Apart(_)) {
             return tracker.read(&key, &whose, &target, asked, found);
         }
-        // The closure holds the turn: it goes on when nobody waits for it any more.
+        // The closure holds the turn, because it goes on when the request has timed out.
         let Ok(turn) = self.reads.turn().await else { return };
         let lookups = move || {
             let _turn = turn;

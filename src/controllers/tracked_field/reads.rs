@@ -28,9 +28,6 @@ const PER_LANE: usize = 4;
 /// Concurrent reads of objects whose metadata alone is watched: each may be 1 MiB.
 const OBJECTS: usize = 4;
 
-/// Concurrent reads of objects with expensive lookups: many small values take much more memory than their JSON.
-const APART: usize = 1;
-
 /// Pause after such reads. Others may change the object many times a second.
 const OBJECT_PERIOD: Duration = Duration::from_secs(1);
 
@@ -46,7 +43,7 @@ pub enum Lane {
     Reads(ResourceName),
     /// Reads of one object whose metadata alone is watched.
     Object(TargetKey),
-    /// Reads of one object in which a lookup is too expensive for a thread that has other work.
+    /// Reads of one object that is large, or in which a lookup is too expensive for a thread that has other work.
     Apart(TargetKey),
 }
 
@@ -94,8 +91,7 @@ pub struct Reads {
     state: Mutex<State>,
     all: Semaphore,
     objects: Semaphore,
-    apart: Semaphore,
-    /// One thread at most does expensive lookups, even if a request ends in the middle of them.
+    /// One thread at most decodes large objects and does expensive lookups, even if a request ends in the middle of them.
     turn: Arc<Semaphore>,
 }
 
@@ -105,6 +101,9 @@ struct State {
     /// Causes of failed last requests, until a request succeeds or none is needed.
     failures: HashMap<Key, (Whose, Waiting)>,
     lanes: HashMap<Lane, Queue>,
+    /// For each resource, one read at a time of an object with expensive lookups: they wait with their text for their turn, and an
+    /// apiserver that hangs mostly does so for one resource.
+    apart: HashMap<ResourceName, Arc<Semaphore>>,
     /// Number of the last ticket.
     last: u64,
 }
@@ -127,7 +126,6 @@ impl Default for Reads {
             state: Mutex::default(),
             all: Semaphore::new(ALL_LANES),
             objects: Semaphore::new(OBJECTS),
-            apart: Semaphore::new(APART),
             turn: Arc::new(Semaphore::new(1)),
         }
     }
@@ -138,7 +136,7 @@ impl Reads {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until no other object has an expensive lookup.
+    /// Waits until no other large object is decoded and no other object has an expensive lookup.
     pub(super) async fn turn(&self) -> Result<OwnedSemaphorePermit, AcquireError> {
         Arc::clone(&self.turn).acquire_owned().await
     }
@@ -160,6 +158,11 @@ impl Reads {
             queue.running += 1;
             tokio::spawn(run(Arc::clone(targets), lane));
         }
+    }
+
+    fn apart(&self, resource: &ResourceName) -> Arc<Semaphore> {
+        let mut state = self.state();
+        Arc::clone(state.apart.entry(resource.clone()).or_insert_with(|| Arc::new(Semaphore::new(1))))
     }
 
     /// Takes the answer for this `TrackedField`, if it has arrived. Drops a request for an earlier target.
@@ -230,9 +233,13 @@ async fn run(targets: Arc<Targets>, lane: Lane) {
         while let Some((number, object)) = targets.reads.next(&lane) {
             let key = Key::of(object.as_ref());
             let reads_object = matches!(lane, Lane::Object(_) | Lane::Apart(_)) && targets.is_unread(&key);
-            let permits = match lane {
+            let apart;
+            let permits = match &lane {
                 Lane::Object(_) if reads_object => &targets.reads.objects,
-                Lane::Apart(_) if reads_object => &targets.reads.apart,
+                Lane::Apart(target) if reads_object => {
+                    apart = targets.reads.apart(&target.resource);
+                    &*apart
+                }
                 _ => &targets.reads.all,
             };
             let Ok(permit) = permits.acquire().await else { return };

@@ -10,7 +10,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::ResourceExt;
-use kube::core::DynamicObject;
 use kube::runtime::watcher;
 use serde_json::Value;
 
@@ -22,6 +21,7 @@ use super::target::TargetKey;
 use crate::api::TrackedField;
 use crate::runtime::Key;
 use crate::runtime::nesting::{OBJECT_LEVELS, is_deeper};
+use crate::runtime::raw_object::{RawObject, TooLarge};
 use crate::runtime::reconciler::Trigger;
 use crate::runtime::watch_hub::{Observer, ResourceName};
 use crate::runtime::watching;
@@ -194,19 +194,12 @@ impl Tracker {
     ///
     /// The spec may change during a read: a result for an earlier target is dropped, and the new target needs its own
     /// read. Lookups that are not cheap are put off until [`Tracker::read_apart`].
-    pub fn read(&self, key: &Key, whose: &Whose, target: &TargetKey, asked: Asked, object: Option<DynamicObject>) {
+    pub fn read(&self, key: &Key, whose: &Whose, target: &TargetKey, asked: Asked, object: Option<RawObject>) {
         self.take_read((key, whose), target, asked, object, Place::AtOnce);
     }
 
     /// Takes the result of a read as [`Tracker::read`] does, and puts off no lookup: this may take a tenth of a second.
-    pub fn read_apart(
-        &self,
-        key: &Key,
-        whose: &Whose,
-        target: &TargetKey,
-        asked: Asked,
-        object: Option<DynamicObject>,
-    ) {
+    pub fn read_apart(&self, key: &Key, whose: &Whose, target: &TargetKey, asked: Asked, object: Option<RawObject>) {
         self.take_read((key, whose), target, asked, object, Place::Apart);
     }
 
@@ -215,10 +208,10 @@ impl Tracker {
         (key, whose): (&Key, &Whose),
         target: &TargetKey,
         asked: Asked,
-        object: Option<DynamicObject>,
+        object: Option<RawObject>,
         place: Place,
     ) {
-        let Some((object, whole)) = object.map(split) else {
+        let Some(object) = object else {
             if let Some(follower) = self.state().follower(key, whose).filter(|follower| follower.target == *target) {
                 follower.read(asked, Instant::now(), None);
             }
@@ -232,8 +225,8 @@ impl Tracker {
                 wanted.insert(follower.field.clone());
             }
         });
-        // Without the lock: everything else waits for it.
-        let looked_up = whole.map(|whole| look_up(&whole, fields, |field| wanted.contains(field), place));
+        // Decode and look up without the lock, because everything else waits for it.
+        let looked_up = decoded(&object).map(|whole| look_up(&whole, fields, |field| wanted.contains(field), place));
         self.state().each_of(target, |of, follower| {
             let asked = if is_asked(of, follower) {
                 asked
@@ -259,9 +252,11 @@ impl Tracker {
         });
     }
 
-    /// Returns whether the lookup of the field of `key` is too expensive for a thread that has other work.
+    /// Returns whether a lookup in the target of `key` is too expensive for a thread that has other work.
     pub fn is_put_off(&self, key: &Key) -> bool {
-        self.state().followers.get(key).is_some_and(|follower| follower.put_off)
+        let state = self.state();
+        let of_target = state.followers.get(key).and_then(|follower| state.targets.get(&follower.target));
+        of_target.into_iter().flatten().any(|key| state.followers.get(key).is_some_and(|follower| follower.put_off))
     }
 
     /// Returns why the target of `key` cannot be read, if it cannot.
@@ -275,7 +270,7 @@ impl Tracker {
     }
 
     /// Shows every follower of an object that the object has changed, and wakes those that need a read.
-    fn show_metadata(&self, resource: &ResourceName, metadata: &DynamicObject) {
+    fn show_metadata(&self, resource: &ResourceName, metadata: &RawObject) {
         let target = TargetKey {
             resource: resource.clone(),
             namespace: metadata.namespace().unwrap_or_default(),
@@ -326,7 +321,7 @@ impl Tracker {
 
     /// Shows every follower of an object what has become of it, and wakes those for whom it is news. What is not cheap to
     /// look up is put off until a read.
-    fn show(&self, resource: &ResourceName, object: DynamicObject, exists: bool) {
+    fn show(&self, resource: &ResourceName, object: RawObject, exists: bool) {
         let target = TargetKey {
             resource: resource.clone(),
             namespace: object.namespace().unwrap_or_default(),
@@ -344,9 +339,9 @@ impl Tracker {
         if fields.is_empty() {
             return;
         }
-        let (object, whole) = split(object);
-        // Without the lock: everything else waits for it.
-        let looked_up = exists.then(|| whole.map(|whole| look_up(&whole, fields, |_| true, Place::AtOnce)));
+        // Decode and look up without the lock, because everything else waits for it.
+        let look_up_all = |whole: Value| look_up(&whole, fields, |_| true, Place::AtOnce);
+        let looked_up = exists.then(|| decoded(&object).map(look_up_all));
         let mut state = self.state();
         if !state.counts(&target.resource, &target.namespace) {
             return;
@@ -448,7 +443,7 @@ impl Observer for Tracker {
         }
     }
 
-    fn present(&self, resource: &ResourceName, object: DynamicObject) {
+    fn present(&self, resource: &ResourceName, object: RawObject) {
         if resource.is_watched_by_metadata() {
             self.show_metadata(resource, &object);
         } else {
@@ -456,7 +451,7 @@ impl Observer for Tracker {
         }
     }
 
-    fn gone(&self, resource: &ResourceName, object: DynamicObject) {
+    fn gone(&self, resource: &ResourceName, object: RawObject) {
         self.show(resource, object, false);
     }
 
@@ -528,25 +523,21 @@ impl Trouble {
     }
 }
 
-/// Splits an object into its metadata, and the whole as a path looks into it.
-fn split(mut object: DynamicObject) -> (DynamicObject, Result<Value, Unreadable>) {
-    let data = object.data.take();
-    let whole =
-        serde_json::to_value(&object).map_err(|error| Unreadable::NotJson(error.to_string())).and_then(|mut whole| {
-            // Moved, not copied: it may be large.
-            if let (Some(whole), Value::Object(mut data)) = (whole.as_object_mut(), data) {
-                whole.append(&mut data);
-            }
-            bounded(whole)
-        });
-    (object, whole)
+/// Returns an object as a path looks into it.
+fn decoded(object: &RawObject) -> Result<Value, Unreadable> {
+    match object.decode() {
+        Ok(Ok(whole)) => bounded(whole),
+        Ok(Err(TooLarge)) => Err(Unreadable::TooLarge),
+        Err(error) => Err(Unreadable::NotJson(error.to_string())),
+    }
 }
 
 fn bounded(mut whole: Value) -> Result<Value, Unreadable> {
     if !is_deeper(&whole, OBJECT_LEVELS) {
         return Ok(whole);
     }
-    // They name each field of the object, a few levels deeper, and anybody who may write it may write anything there.
+    // `managedFields` name every field of the object a few levels deeper, and anyone who may write the object may put anything into
+    // them.
     if let Some(metadata) = whole.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
     }

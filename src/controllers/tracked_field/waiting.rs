@@ -162,7 +162,9 @@ impl Waiting {
     /// The words.
     pub fn message(&self) -> String {
         match self {
-            Self::TargetNotFound { target } => format!("{target} does not exist; it is told of once it does"),
+            Self::TargetNotFound { target } => {
+                format!("{target} does not exist; the operator reports it once it exists")
+            }
             Self::Forbidden { resource, message } => format!("{}; {}", brief(message), how_to_grant(resource)),
             Self::TargetUnreadable(message) => format!("{}; it is tried again", brief(message)),
             Self::TargetUndecodable { target, problem } => {
@@ -260,7 +262,9 @@ pub fn of_target(
         let (target, problem) = (name(), why.to_string());
         return Some(match why {
             Unreadable::TooExpensive(_) => Waiting::PathTooExpensive { target, problem },
-            Unreadable::TooDeep | Unreadable::NotJson(_) => Waiting::TargetUndecodable { target, problem },
+            Unreadable::TooDeep | Unreadable::TooLarge | Unreadable::NotJson(_) => {
+                Waiting::TargetUndecodable { target, problem }
+            }
         });
     }
     (tracker.exists(key) == Some(false)).then(|| Waiting::TargetNotFound { target: name() })

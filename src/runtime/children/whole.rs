@@ -7,6 +7,7 @@ use kube::{Resource, ResourceExt};
 use super::{ChildKind, Children, Report, Trouble, resource};
 use crate::runtime::fields::Projection;
 use crate::runtime::ownership::{Foreign, OWNER_UID, Owner};
+use crate::runtime::raw_object::BoundedObject;
 use crate::runtime::seen::Known;
 use crate::runtime::{Key, apply};
 
@@ -36,7 +37,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
     /// It could not be read.
     pub async fn ask(&self, key: &Key) -> Result<Option<Child<S>>, Trouble> {
         let _asking = self.seen.asking(key);
-        let Some(live) = Self::sent(key, self.api(key).get_opt(&key.name).await)? else {
+        let Some(BoundedObject(live)) = Self::sent(key, self.api(key).get_opt(&key.name).await)? else {
             self.seen.absent(key);
             return Ok(None);
         };

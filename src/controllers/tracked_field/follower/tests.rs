@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use kube::Resource as _;
 use kube::discovery::ApiResource;
 use serde_json::json;
 
@@ -16,7 +17,7 @@ fn follower(unread: bool) -> Follower {
     Follower::new(whose, target, Field::compile("ConfigMap", "{.data.x}").unwrap(), certainty)
 }
 
-fn object(uid: &str, version: u32) -> DynamicObject {
+fn object(uid: &str, version: u32) -> RawObject {
     let metadata = json!({ "namespace": "shop", "name": "web", "uid": uid, "resourceVersion": version.to_string() });
     serde_json::from_value(json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata })).unwrap()
 }
@@ -36,7 +37,7 @@ impl Follower {
         self.believes(self.asks(), now, Some((&object("u", version), Observed::of_text(value))))
     }
 
-    fn believes(&mut self, asked: Asked, now: Instant, found: Option<(&DynamicObject, Observed)>) -> bool {
+    fn believes(&mut self, asked: Asked, now: Instant, found: Option<(&RawObject, Observed)>) -> bool {
         self.read(asked, now, found);
         self.certainty == Certainty::Confirmed(now)
     }
@@ -153,7 +154,7 @@ fn what_was_shown_since_a_read_began_is_not_gone() {
         let before = follower.asks();
         let value = Some(Observed::of_text("a"));
         let mut odd = object("u", 5);
-        odd.metadata.resource_version = Some("5/1".into());
+        odd.meta_mut().resource_version = Some("5/1".into());
         assert!(follower.observe(&odd, value));
         assert!(!follower.believes(before, Instant::now(), None), "to be read once more");
         let before = follower.asks();

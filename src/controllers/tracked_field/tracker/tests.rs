@@ -23,11 +23,21 @@ fn whose(uid: &str, name: &str) -> Whose {
     Whose { uid: Some(uid.into()), subject: Subject::new(&target, PATH) }
 }
 
-fn object(name: &str, version: u64, x: &str) -> DynamicObject {
-    let object = json!({
+fn text(name: &str, version: u64, x: &str) -> Value {
+    json!({
         "apiVersion": "v1", "kind": "ConfigMap", "data": { "x": x },
         "metadata": { "namespace": "shop", "name": name, "uid": name, "resourceVersion": version.to_string() },
-    });
+    })
+}
+
+fn object(name: &str, version: u64, x: &str) -> RawObject {
+    serde_json::from_value(text(name, version, x)).unwrap()
+}
+
+/// The object with this spec.
+fn with_spec(name: &str, version: u64, x: &str, spec: Value) -> RawObject {
+    let mut object = text(name, version, x);
+    object["spec"] = spec;
     serde_json::from_value(object).unwrap()
 }
 
@@ -259,10 +269,8 @@ fn nested(levels: usize) -> Value {
 }
 
 /// The object, with something at the path that nests too deep.
-fn deep(name: &str, version: u64) -> DynamicObject {
-    let mut object = object(name, version, "hidden");
-    object.data["spec"] = nested(OBJECT_LEVELS);
-    object
+fn deep(name: &str, version: u64) -> RawObject {
+    with_spec(name, version, "hidden", nested(OBJECT_LEVELS))
 }
 
 #[test]
@@ -335,19 +343,17 @@ fn managed_fields_make_no_object_unreadable() {
     let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
     let tracker = Tracker::new(Trigger::default(), true);
     follow(&tracker, &key, &whose, &target("a"));
-    let mut managed = object("a", 5, "x");
+    let mut managed = text("a", 5, "x");
     let entry = json!({ "manager": "m", "operation": "Update", "fieldsV1": nested(OBJECT_LEVELS) });
-    managed.metadata.managed_fields = Some(vec![serde_json::from_value(entry).unwrap()]);
-    tracker.present(&resource(), managed);
+    managed["metadata"]["managedFields"] = json!([entry]);
+    tracker.present(&resource(), serde_json::from_value(managed).unwrap());
     assert_eq!(tracker.unreadable(&key), None);
     assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
 }
 
 /// With so many further nodes.
-fn large(name: &str, version: u64, x: &str, nodes: usize) -> DynamicObject {
-    let mut object = object(name, version, x);
-    object.data["spec"] = json!(vec![0; nodes]);
-    object
+fn large(name: &str, version: u64, x: &str, nodes: usize) -> RawObject {
+    with_spec(name, version, x, json!(vec![0; nodes]))
 }
 
 fn follow_path(tracker: &Tracker, key: &Key, whose: &Whose, path: &str) {
@@ -368,7 +374,8 @@ fn lookup_that_is_not_cheap_waits_for_a_read_which_serves_all_that_wait() {
     tracker.present(&resource(), large("a", 6, "v6", 50_000));
     tracker.listed(&resource(), None);
     assert_eq!(taken(&tracker, &cheap, &whose), [Some("v5".to_owned()), Some("v6".to_owned())]);
-    assert!(!tracker.is_put_off(&cheap) && tracker.unread(&cheap, Duration::MAX).is_none());
+    assert!(tracker.unread(&cheap, Duration::MAX).is_none());
+    assert!(tracker.is_put_off(&cheap), "reads of the object are expensive for the others");
     for key in [&one, &other] {
         assert!(tracker.is_put_off(key) && tracker.is_outdated(key));
         assert_eq!(taken(&tracker, key, &whose), []);
@@ -425,4 +432,47 @@ fn lookup_that_is_too_expensive_is_refused_until_it_is_cheaper() {
     tracker.gone(&resource(), large("a", 8, "x", 200_000));
     assert_eq!((tracker.unreadable(&key), tracker.exists(&key)), (None, Some(false)));
     assert_eq!(taken(&tracker, &key, &whose), [None, None], "without the field, then deleted");
+}
+
+/// A read of an older version, which another field asked for, must not follow what the watch has shown since.
+#[test]
+fn a_read_that_took_long_does_not_overwrite_what_the_watch_has_shown_since() {
+    let (slow, late) = (Key::new("shop", "slow"), Key::new("shop", "late"));
+    let whose = whose("1", "a");
+    for refused in [false, true] {
+        let tracker = Tracker::new(Trigger::default(), true);
+        let names: Vec<_> = (0..15).map(|name| format!("'x{name}'")).collect();
+        let path = if refused { format!("{{..['x',{}]}}", names.join(",")) } else { "{..x}".into() };
+        follow_path(&tracker, &slow, &whose, "{..x}");
+        follow_path(&tracker, &late, &whose, &path);
+        tracker.listing(&resource(), None);
+        tracker.present(&resource(), large("a", 5, "v5", 20_000));
+        tracker.listed(&resource(), None);
+        let asked = tracker.unread(&slow, Duration::MAX).unwrap();
+        // The watch goes on before the read is looked into.
+        let newer = if refused { large("a", 6, "v6", 200_000) } else { object("a", 6, "v6") };
+        tracker.present(&resource(), newer);
+        tracker.read_apart(&slow, &whose, &target("a"), asked, Some(large("a", 5, "v5", 20_000)));
+        let expected = if refused { vec![] } else { vec![Some("v6".to_owned())] };
+        assert_eq!(taken(&tracker, &late, &whose), expected);
+        assert_eq!(tracker.unreadable(&late).is_some(), refused);
+    }
+}
+
+#[test]
+fn object_that_takes_too_much_memory_is_unreadable_until_a_version_can_be_read() {
+    let (key, whose) = (Key::new("shop", "it"), whose("1", "a"));
+    let tracker = Tracker::new(Trigger::default(), true);
+    follow(&tracker, &key, &whose, &target("a"));
+    tracker.listing(&resource(), None);
+    let huge = |version| with_spec("a", version, "x", json!(vec![json!({ "name": "a" }); 100_000]));
+    tracker.present(&resource(), huge(5));
+    tracker.listed(&resource(), None);
+    assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
+    let asked = tracker.unread(&key, Duration::ZERO).unwrap();
+    tracker.read_apart(&key, &whose, &target("a"), asked, Some(huge(5)));
+    assert_eq!(tracker.unreadable(&key), Some(Unreadable::TooLarge));
+    tracker.present(&resource(), object("a", 6, "x"));
+    assert_eq!(tracker.unreadable(&key), None);
+    assert_eq!(taken(&tracker, &key, &whose), [Some("x".to_owned())]);
 }
