@@ -56,7 +56,7 @@ impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(nodes) => write!(f, "looking the field up takes about {} steps in this object", grouped(nodes))?,
-            None => f.write_str("this object has too many TrackedFields with paths through many of its fields")?,
+            None => f.write_str("too many TrackedFields look into this object, so this path was not estimated")?,
         }
         write!(
             f,
@@ -84,14 +84,15 @@ pub(super) enum Place {
 }
 
 /// Looks up those of `fields` that are `wanted`, each one once, and cheap ones first. The others count towards the budget
-/// too, so that the same lookups are refused, whatever is wanted.
+/// too, so that the same lookups are refused, whatever is wanted. Paths with few steps that branch are estimated first: however many
+/// others there are, they do not use up what estimates may cost before a path of names is estimated.
 pub(super) fn look_up(
     object: &Value,
     mut fields: Vec<Field>,
     wanted: impl Fn(&Field) -> bool,
     place: Place,
 ) -> HashMap<Field, Lookup> {
-    fields.sort_unstable_by(|one, other| one.text().cmp(other.text()));
+    fields.sort_unstable_by(|one, other| (one.branches(), one.text()).cmp(&(other.branches(), other.text())));
     fields.dedup();
     let mut sizes = Sizes::of(object);
     let mut estimated: Vec<(Cost, Field)> = Vec::with_capacity(fields.len());
@@ -118,10 +119,8 @@ pub(super) fn look_up(
             continue;
         };
         left = rest;
-        if !wanted(&field) {
-            continue;
-        }
         let lookup = match place {
+            Place::AtOnce if !wanted(&field) => continue,
             Place::AtOnce => {
                 let most = at_once.min(ONE_AT_ONCE);
                 if let Ok((value, spent)) = within(object, &field, cost, &mut sizes, most) {
@@ -132,6 +131,7 @@ pub(super) fn look_up(
                     Lookup::PutOff
                 }
             }
+            // What writing the value costs may be known only now.
             Place::Apart => match within(object, &field, cost, &mut sizes, left.saturating_add(cost.known())) {
                 Ok((value, spent)) => {
                     left = left.saturating_add(cost.known()).saturating_sub(spent);
@@ -140,7 +140,9 @@ pub(super) fn look_up(
                 Err(cost) => Lookup::Refused(Estimate::of(cost)),
             },
         };
-        lookups.insert(field, lookup);
+        if wanted(&field) {
+            lookups.insert(field, lookup);
+        }
     }
     lookups
 }
@@ -157,7 +159,7 @@ fn within<'a>(
         return Err(cost.known());
     }
     let matches = field.matches(object);
-    let written = cost.written.unwrap_or_else(|| sizes.written(&matches));
+    let written = cost.written.unwrap_or_else(|| sizes.written(&matches, most));
     let cost = cost.visited.saturating_add(written);
     if cost > most { Err(cost) } else { Ok((Observed::of_matches(&matches), cost)) }
 }

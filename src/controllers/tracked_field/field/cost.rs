@@ -68,9 +68,16 @@ impl<'a> Sizes<'a> {
         self.walked
     }
 
-    /// Returns the cost of writing these nodes of the object.
-    pub(crate) fn written(&mut self, values: &[&'a Value]) -> u64 {
-        values.iter().map(|value| self.size(value).written).fold(0, u64::saturating_add)
+    /// Returns the cost of writing these nodes of the object, or a cost above `most` if it is more than that.
+    pub(crate) fn written(&mut self, values: &[&'a Value], most: u64) -> u64 {
+        let mut written: u64 = 0;
+        for value in values {
+            written = written.saturating_add(self.size(value).written);
+            if written > most {
+                break;
+            }
+        }
+        written
     }
 
     /// Returns the size of a node of the object.
@@ -140,6 +147,21 @@ pub(crate) struct Cost {
 }
 
 impl Field {
+    /// Returns how many steps of its paths lead from a node to several. Estimating a path without such steps walks through nothing.
+    pub(crate) fn branches(&self) -> usize {
+        fn count(steps: &[Step]) -> usize {
+            let branches = |step: &Step| match &step.select {
+                Select::Filter(filter) => 1 + filter.paths.iter().map(|path| count(path)).sum::<usize>(),
+                _ => usize::from(!step.is_singular()),
+            };
+            steps.iter().map(branches).sum()
+        }
+        match &self.0.select {
+            Lookup::Paths(paths) => paths.iter().map(|path| count(&path.steps)).sum(),
+            Lookup::Replicas | Lookup::Image(_) | Lookup::TargetPort(_) => 0,
+        }
+    }
+
     /// Returns the cost of finding the field in the object of `sizes`.
     pub(crate) fn cost(&self, sizes: &mut Sizes<'_>) -> Cost {
         let list = |pointer: &str, object: &Value| {
@@ -155,7 +177,7 @@ impl Field {
                 return paths.iter().map(|path| of_steps(&path.steps, sizes)).fold(none, Cost::and);
             }
         };
-        Cost { visited, written: Some(sizes.written(&self.matches(sizes.object))) }
+        Cost { visited, written: Some(sizes.written(&self.matches(sizes.object), u64::MAX)) }
     }
 }
 
@@ -181,7 +203,7 @@ fn of_steps(steps: &[Step], sizes: &mut Sizes<'_>) -> Cost {
     }
     let Walk { sizes, reached, cost, .. } = walk;
     let written = match reached {
-        Reached::These(nodes) => Some(sizes.written(&nodes)),
+        Reached::These(nodes) => Some(sizes.written(&nodes, u64::MAX)),
         Reached::Among { .. } => None,
     };
     Cost { visited: cost, written }

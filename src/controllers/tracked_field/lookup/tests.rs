@@ -96,6 +96,21 @@ fn the_budget_refuses_the_same_lookups_whichever_are_wanted() {
     }
 }
 
+/// The cost of writing a value is known only once it is found.
+#[test]
+fn the_budget_counts_the_values_of_lookups_that_are_not_wanted() {
+    let object = json!({ "a": vec![vec![vec![0; 10]; 10]; 2_000], "b": 1 });
+    let fields: Vec<_> =
+        ["{.a[*][*]}", "{.a[:][*]}", "{.a[*][:]}", "{.a[:][:]}", "{.a[0:][*]}"].into_iter().map(field).collect();
+    let whole = all(&object, &fields, Place::Apart);
+    let refused = whole.values().filter(|lookup| matches!(lookup, Lookup::Refused(_))).count();
+    assert!((1..5).contains(&refused), "{whole:?}");
+    for wanted in &fields {
+        let one = look_up(&object, fields.clone(), |field| field == wanted, Place::Apart);
+        assert_eq!(one[wanted], whole[wanted]);
+    }
+}
+
 #[test]
 fn a_value_that_is_too_large_to_write_is_refused() {
     let object = json!({ "text": "x".repeat(1_400_000), "list": vec![vec![json!(0); 1000]; 300] });
@@ -119,11 +134,36 @@ fn a_value_that_is_too_large_to_write_is_refused() {
 fn estimates_are_bounded_together() {
     let lists: Vec<_> = (0..64).map(|_| json!(vec![json!([0]); 30])).collect();
     let object = json!({ "a": lists });
-    let fields: Vec<_> = (0..2000).map(|number| field(&format!("{{.a[*][?(@.n{number})][*]}}"))).collect();
-    let lookups = all(&object, &fields, Place::Apart);
-    assert_eq!(lookups.len(), 2000);
-    let unknown = lookups.values().filter(|lookup| **lookup == Lookup::Refused(Estimate::UNKNOWN)).count();
-    assert!((1..2000).contains(&unknown), "{unknown}");
+    // A blank comes before a dot.
+    let path = |number| field(&format!("{{ .a[*][?(@.n{number})][*]}}"));
+    let mut fields: Vec<_> = (0..2000).map(path).collect();
+    let ordinary = ["replicas", "image", "{.spec.replicas}", "{.spec.template.spec.containers[*].image}"].map(field);
+    fields.extend(ordinary.clone());
+    let mut object = object;
+    object["spec"] = deployment(1)["spec"].take();
+    for (place, not_estimated) in [(Place::Apart, Lookup::Refused(Estimate::UNKNOWN)), (Place::AtOnce, Lookup::PutOff)]
+    {
+        let lookups = all(&object, &fields, place);
+        assert_eq!(lookups.len(), 2004);
+        let unknown = lookups.values().filter(|lookup| **lookup == not_estimated).count();
+        assert!((1..2000).contains(&unknown), "{unknown}");
+        for (field, value) in ordinary.iter().zip(["3", "nginx:1", "3", "nginx:1"]) {
+            assert_eq!(lookups[field], found(value), "{} {place:?}", field.text());
+        }
+    }
+}
+
+/// What is written is found before it is counted: no more is counted than may be written.
+#[test]
+fn counting_what_a_lookup_writes_ends_at_the_bound() {
+    let object = json!({ "a": vec![vec![0; 60]; 10_000] });
+    let field = field("{.a[*]}");
+    let mut sizes = Sizes::of(&object);
+    let matches = field.matches(&object);
+    assert_eq!(sizes.written(&matches, u64::MAX), 610_000);
+    let before = sizes.walked();
+    assert!((20_001..20_100).contains(&sizes.written(&matches, 20_000)));
+    assert!(sizes.walked() - before < 20_100, "{}", sizes.walked() - before);
 }
 
 #[test]

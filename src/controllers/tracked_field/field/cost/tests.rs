@@ -122,7 +122,7 @@ proptest! {
         let cost = field.cost(&mut sizes);
         let took = counted.visited + counted.rises / LEVELS;
         prop_assert!(took <= cost.visited, "{path} visits {took}, estimated {}", cost.visited);
-        let written = sizes.written(&all);
+        let written = sizes.written(&all, u64::MAX);
         prop_assert!(cost.written.is_none_or(|most| written <= most), "{path} writes {written}, estimated {cost:?}");
         prop_assert!(written >= all.iter().map(|value| nodes(value)).sum::<u64>());
     }
