@@ -33,6 +33,7 @@ mod secrecy;
 mod secrets;
 mod secure_metrics;
 mod served;
+mod stored;
 mod support;
 mod traces;
 mod waiting;
