@@ -11,6 +11,18 @@ use kube::{Resource, ResourceExt};
 
 use crate::api::app_service::OLD_SPEC;
 use crate::api::common::OURS;
+use crate::api::{config_map_sync, my_ingress};
+
+/// Finalizers that controllers read.
+const OWN_FINALIZERS: [&str; 2] = [config_map_sync::FINALIZER, my_ingress::FINALIZER];
+
+/// Most bytes of memory for an object's finalizers. The apiserver bounds the length of each, and not their number; more than
+/// a few are a mistake, or an attack.
+const MAX_FINALIZERS: usize = 16 * 1024;
+
+/// Placeholder for finalizers that [`strip`] removed. The apiserver rejects an empty name, and so any write of a shortened
+/// list.
+const REMOVED_FINALIZERS: &str = "";
 
 /// Feeds a [`Store`] from one watch a shard (the cluster, or one namespace each), none of which may wipe what the
 /// others hold when it lists again.
@@ -157,26 +169,43 @@ fn empty<K: Resource<DynamicType = ()> + Clone>(writer: &mut Writer<K>) {
     writer.apply_watcher_event(&Event::InitDone);
 }
 
-/// Drops the metadata of one of our objects that no controller reads, which may be as large as the object itself: `managedFields`,
-/// and annotations that are not ours. Of the original program's annotation only the name counts.
+/// Drops metadata of our own objects that no controller reads: `managedFields`, labels, owner references and other
+/// programs' annotations, which may be as large as the object. Of `old/spec` only the name is kept. If the finalizers are
+/// larger than [`MAX_FINALIZERS`], [`has_all_finalizers`] is false of what remains.
 pub fn strip(object: &mut impl ResourceExt) {
-    object.meta_mut().managed_fields = None;
-    if let Some(annotations) = &mut object.meta_mut().annotations {
+    let metadata = object.meta_mut();
+    metadata.managed_fields = None;
+    metadata.labels = None;
+    metadata.owner_references = None;
+    if let Some(annotations) = &mut metadata.annotations {
         annotations.retain(|name, _| name.starts_with(OURS) || name == OLD_SPEC);
         if let Some(spec) = annotations.get_mut(OLD_SPEC) {
             *spec = String::new();
         }
     }
+    if let Some(finalizers) = &mut metadata.finalizers
+        && finalizers.iter().map(|name| size_of::<String>() + name.len()).sum::<usize>() > MAX_FINALIZERS
+    {
+        // The apiserver also stores repetitions.
+        let own = OWN_FINALIZERS.iter().copied().filter(|own| finalizers.iter().any(|name| name == own));
+        *finalizers = own.chain([REMOVED_FINALIZERS]).map(str::to_owned).collect();
+    }
+}
+
+/// Returns whether `object` has all of its finalizers, because [`strip`] removed none.
+pub fn has_all_finalizers(object: &impl ResourceExt) -> bool {
+    object.finalizers().iter().all(|name| name != REMOVED_FINALIZERS)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, OwnerReference};
     use kube::core::ObjectMeta;
 
     use super::*;
+    use crate::registry;
 
     fn object(namespace: &str, name: &str) -> ConfigMap {
         let metadata =
@@ -281,10 +310,47 @@ mod tests {
         let mut object = object("a", "x");
         object.metadata.annotations = Some(annotations.map(|(name, value)| (name.to_owned(), value)).into());
         object.metadata.managed_fields = Some(vec![ManagedFieldsEntry::default()]);
+        object.metadata.labels = Some(
+            [("example.com/team", large()), ("quartermaster.dev/x", large())]
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
+        );
+        object.metadata.owner_references = Some(vec![OwnerReference { name: large(), ..OwnerReference::default() }]);
         strip(&mut object);
         let kept: Vec<_> = object.annotations().iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         assert_eq!(kept, [(OLD_SPEC, ""), ("quartermaster.dev/requested-at", "now")]);
-        assert_eq!(object.metadata.managed_fields, None);
+        let ObjectMeta { managed_fields, labels, owner_references, .. } = object.metadata;
+        assert_eq!((managed_fields, labels, owner_references), (None, None, None));
+    }
+
+    fn with_finalizers(names: impl IntoIterator<Item = String>) -> ConfigMap {
+        let mut object = object("a", "x");
+        object.metadata.finalizers = Some(names.into_iter().collect());
+        strip(&mut object);
+        object
+    }
+
+    #[test]
+    fn finalizers_are_kept_up_to_a_bound() {
+        let name = |number: usize| format!("example.com/{number:04}");
+        let most = MAX_FINALIZERS / (size_of::<String>() + name(0).len());
+        let kept = with_finalizers((0..most).map(name));
+        assert!(kept.finalizers().len() == most && has_all_finalizers(&kept));
+        let shortened = with_finalizers((0..=most).map(name));
+        assert!(shortened.finalizers().len() == 1 && !has_all_finalizers(&shortened));
+        assert!(has_all_finalizers(&object("a", "x")));
+        let short = with_finalizers((0..1000).map(|_| "a".to_owned()));
+        assert!(!has_all_finalizers(&short));
+    }
+
+    #[test]
+    fn own_finalizers_are_kept_once_in_a_shortened_list() {
+        for own in registry::KINDS.iter().filter_map(|kind| kind.finalizer) {
+            let own_repeated = (0..=MAX_FINALIZERS / own.len()).map(|_| own.to_owned());
+            let foreign = (0..1000).map(|number| format!("quartermaster.dev/{number}"));
+            let shortened = with_finalizers(own_repeated.chain(foreign));
+            assert_eq!(shortened.finalizers(), [own, REMOVED_FINALIZERS]);
+        }
     }
 
     #[tokio::test]
