@@ -272,6 +272,13 @@ where
     }
 }
 
+/// Returns whether the apiserver answered that a write changed nothing. A write that failed in another way, such as by a
+/// timeout, may still have changed the object.
+pub fn is_without_effect(error: &kube::Error) -> bool {
+    // 408 is a proxy's: the request may have passed it.
+    matches!(error, kube::Error::Api(said) if (400..500).contains(&said.code) && said.code != 408)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {

@@ -493,8 +493,7 @@ impl<K: ChildKind, S: Report> Children<K, S> {
         if claim == Claim::Restored {
             owners.confirm(owner).await?;
         }
-        self.seen.removing(key, &live.uid().unwrap_or_default());
-        Self::sent(key, apply::remove(&api, &live).await)?;
+        Self::sent(key, self.seen.delete(&api, key, &live).await)?;
         Ok(true)
     }
 

@@ -1,13 +1,16 @@
 //! What is kept of objects that are watched and not stored: whether each is as it is wanted, and what is reported of it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt::Debug;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use kube::{Api, ResourceExt};
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::runtime::Key;
+use crate::runtime::{Key, apply};
 
 /// How many deleted children are remembered until they are created again.
 const MAX_LOST: usize = 10_000;
@@ -174,9 +177,23 @@ impl<S: Clone + PartialEq> Seen<S> {
         state.removing.remove(key);
     }
 
-    /// Records that the operator deletes the child of this UID: nobody else has.
-    pub fn removing(&self, key: &Key, uid: &str) {
-        self.state().removing.insert(key.clone(), uid.to_owned());
+    /// Deletes the child in the state in which it was read: its end is then no loss, see [`Seen::take_lost`]. A child that
+    /// is gone is no error.
+    ///
+    /// # Errors
+    /// The apiserver's answer: 409 when the child has changed since, or is another one.
+    pub async fn delete<K>(&self, api: &Api<K>, key: &Key, live: &K) -> kube::Result<()>
+    where
+        K: ResourceExt + Clone + Debug + DeserializeOwned,
+    {
+        let uid = live.uid().unwrap_or_default();
+        // The watch may show the end before the answer comes.
+        self.state().removing.insert(key.clone(), uid.clone());
+        let answer = apply::remove(api, live).await;
+        if answer.as_ref().is_err_and(apply::is_without_effect) {
+            self.state().take_removing(key, &uid);
+        }
+        answer
     }
 
     /// Records that a desired child does not exist, perhaps before a watch shows its deletion.
@@ -263,7 +280,8 @@ impl<S: Clone + PartialEq> Seen<S> {
         if let Some(asked) = state.asking.get_mut(key) {
             asked.gone.push(uid.to_owned());
         }
-        if state.known.get(key)?.0.uid != uid {
+        if state.known.get(key).is_none_or(|(known, _)| known.uid != uid) {
+            state.take_removing(key, uid);
             return None;
         }
         state.lose(key, uid);
@@ -308,8 +326,7 @@ impl<S: Clone + PartialEq> Seen<S> {
 impl<S> State<S> {
     /// The known child of this UID is gone.
     fn lose(&mut self, key: &Key, uid: &str) {
-        if self.removing.get(key).is_some_and(|removing| removing == uid) {
-            self.removing.remove(key);
+        if self.take_removing(key, uid) {
             return;
         }
         // Only a report depends on it.
@@ -317,6 +334,15 @@ impl<S> State<S> {
             self.lost.clear();
         }
         self.lost.insert(key.clone());
+    }
+
+    /// Returns whether the operator deletes the child of this UID, and forgets that.
+    fn take_removing(&mut self, key: &Key, uid: &str) -> bool {
+        let is_removing = self.removing.get(key).is_some_and(|removing| removing == uid);
+        if is_removing {
+            self.removing.remove(key);
+        }
+        is_removing
     }
 }
 

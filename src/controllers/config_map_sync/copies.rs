@@ -158,10 +158,7 @@ impl Copies {
                     desired.meta_mut().managed_fields = None;
                     apply::replace(&api, MANAGER, &desired).await.map(Some)
                 }
-                Step::Recreate => {
-                    self.index.copies.removing(key, &live.uid().unwrap_or_default());
-                    apply::remove(&api, &live).await.map(|()| None)
-                }
+                Step::Recreate => self.index.copies.delete(&api, key, &live).await.map(|()| None),
             };
             match written {
                 Ok(Some(written)) => {
@@ -223,8 +220,7 @@ impl Copies {
                 orphan.meta_mut().managed_fields = None;
                 apply::replace(&api, MANAGER, &orphan).await.map(drop)
             } else {
-                self.index.copies.removing(key, &live.uid().unwrap_or_default());
-                apply::remove(&api, &live).await
+                self.index.copies.delete(&api, key, &live).await
             };
             match done {
                 Err(kube::Error::Api(said)) if said.code == 409 && !last => {}

@@ -1,5 +1,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use http::{Method, Request, Response};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Client;
+use kube::client::Body;
+use kube::core::ObjectMeta;
+use rstest::rstest;
+use serde_json::json;
+
 use super::*;
 
 const TRUST: Duration = Duration::from_mins(30);
@@ -207,21 +215,68 @@ fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
     assert!(!seen.take_lost(&web), "it is there again");
 }
 
-#[test]
-fn child_that_the_operator_deletes_is_not_lost() {
+/// Deletes the child `web` of UID 1; the apiserver answers with this code.
+async fn delete(seen: &Seen<u8>, code: u16) {
+    let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+    let api = Api::namespaced(Client::new(service, "shop"), "shop");
+    let metadata = ObjectMeta { name: Some("web".into()), uid: Some("1".into()), ..ObjectMeta::default() };
+    let live = ConfigMap { metadata, ..ConfigMap::default() };
+    let status = if code == 200 { "Success" } else { "Failure" };
+    let said =
+        json!({ "kind": "Status", "apiVersion": "v1", "status": status, "reason": "", "code": code, "message": "" });
+    let answers = async {
+        let (request, answer) = apiserver.next_request().await.unwrap();
+        assert_eq!(request.method(), Method::DELETE);
+        let said = serde_json::to_vec(&said).unwrap();
+        answer.send_response(Response::builder().status(code).body(said.into()).unwrap());
+    };
+    let web = key("web");
+    let (deleted, ()) = tokio::join!(seen.delete(&api, &web, &live), answers);
+    assert_eq!(deleted.is_ok(), code == 200, "{deleted:?}");
+}
+
+#[tokio::test]
+async fn child_that_the_operator_deletes_is_not_lost() {
     let seen = Seen::new([None].into(), TRUST);
     let web = key("web");
     seen.wrote(&web, child(5, 0, 1), matched("d"));
-    seen.removing(&web, "1");
+    delete(&seen, 200).await;
     seen.gone(&web, "1");
     assert!(!seen.take_lost(&web));
     // The next one is another one.
     seen.wrote(&web, child(6, 0, 1), matched("d"));
     seen.gone(&web, "1");
     assert!(seen.take_lost(&web));
-    seen.removing(&web, "1");
+    delete(&seen, 200).await;
     seen.forget(&web);
     assert!(seen.state().removing.is_empty() && seen.state().lost.is_empty());
+}
+
+#[rstest]
+#[case::missing_permission(403, true)]
+#[case::changed_child(409, true)]
+#[case::rate_limit(429, true)]
+#[case::timeout_of_a_proxy(408, false)]
+#[case::timeout(504, false)]
+#[case::internal_error(500, false)]
+#[tokio::test]
+async fn child_is_lost_after_a_deletion_that_had_no_effect(#[case] code: u16, #[case] is_lost: bool) {
+    let seen = Seen::new([None].into(), TRUST);
+    seen.wrote(&key("web"), child(5, 0, 1), matched("d"));
+    delete(&seen, code).await;
+    seen.gone(&key("web"), "1");
+    assert_eq!(seen.take_lost(&key("web")), is_lost);
+}
+
+#[tokio::test]
+async fn deletion_of_an_unknown_child_is_forgotten_with_the_child() {
+    let seen = Seen::new([None].into(), TRUST);
+    delete(&seen, 200).await;
+    seen.gone(&key("web"), "2");
+    assert_eq!(seen.state().removing.len(), 1, "another child");
+    seen.gone(&key("web"), "1");
+    assert!(seen.state().removing.is_empty());
+    assert!(!seen.take_lost(&key("web")));
 }
 
 #[test]
