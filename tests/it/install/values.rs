@@ -171,6 +171,8 @@ async fn a_proxy_password_comes_from_a_secret_alone() {
         ("webhook.proxy=http://me:sesame@proxy:3128", instead),
         ("webhook.proxy=http://sesame@proxy", instead),
         ("extraArgs={--webhook-proxy=http://me:sesame@proxy}", instead),
+        ("extraArgs={--webhook-proxy,http://me:sesame@proxy:3128}", "write --webhook-proxy=URL as one argument"),
+        ("extraArgs={--webhook-proxy,http://proxy:3128}", "write --webhook-proxy=URL as one argument"),
         (&format!("extraEnv[0].name={variable},extraEnv[0].value=http://me:sesame@proxy"), instead),
         ("webhook.proxySecret.name=proxy", "give both, name and key"),
         ("webhook.proxySecret.key=url", "give both, name and key"),
