@@ -175,7 +175,7 @@ impl<K: Resource<DynamicType = ()> + 'static> Trigger<K> {
     }
 
     /// What is woken from now on.
-    pub(super) fn open(&self) -> mpsc::UnboundedReceiver<ObjectRef<K>> {
+    pub(crate) fn open(&self) -> mpsc::UnboundedReceiver<ObjectRef<K>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
         receiver

@@ -31,6 +31,7 @@ impl Lines {
         now: Instant,
     ) -> Concerned {
         let mut concerned = Concerned::default();
+        let was_failing = self.failing(point).is_some();
         if let Some(line) = self.by_point.get_mut(point) {
             line.sending = false;
         }
@@ -68,6 +69,8 @@ impl Lines {
         if self.by_point.get(point).is_none_or(|line| line.batch.is_none()) {
             self.ground(point);
         }
+        // The messages may have been deleted while the request was in flight.
+        concerned.point |= was_failing && self.by_point.get(point).is_some_and(|line| !self.has_messages(line));
         concerned.fields.sort();
         concerned.fields.dedup();
         self.notify(point);

@@ -213,12 +213,25 @@ impl Lines {
         AcceptedTests { count, while_stopped: !line.answers.may_test() }
     }
 
+    /// Returns why messages to `point` have failed more than once in a row, if any wait.
     pub fn failing(&self, point: &Key) -> Option<String> {
         let line = self.by_point.get(point)?;
         match &line.standing {
-            Some(Standing::Retrying(message)) if line.failures >= FAILING_FROM => Some(message.clone()),
+            Some(Standing::Retrying(message)) if line.failures >= FAILING_FROM && self.has_messages(line) => {
+                Some(message.clone())
+            }
             _ => None,
         }
+    }
+
+    /// Returns whether messages wait to be sent, or are retried.
+    pub(super) fn has_messages(&self, line: &Line) -> bool {
+        line.batch.is_some() || line.offers.keys().any(|field| self.flights.left_out(field).is_none())
+    }
+
+    /// Returns the contact point whose line holds entries of `field`.
+    pub fn place(&self, field: &Key) -> Option<&Key> {
+        self.places.get(field)
     }
 
     /// Since when the oldest of all waits that may be sent.

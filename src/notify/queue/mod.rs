@@ -6,7 +6,7 @@
 //! so a kill at any instant repeats at most the entries of one request. If the apiserver keeps refusing an object's
 //! status, the queue goes on without that object, and sends nothing more of it until its outcomes are recorded.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -189,15 +189,15 @@ impl<T: Transport> Outbox<T> {
         self.lines().tests_accepted(point)
     }
 
-    /// Why messages to `point` have failed more than once in a row.
+    /// Returns why messages to `point` have failed more than once in a row, if any wait.
     pub fn failing(&self, point: &Key) -> Option<String> {
         self.lines().failing(point)
     }
 
     /// What is pending in an object waits in the line of `point`, in place of what was offered for it before.
     pub fn offer(&self, point: &Key, offer: Offer) {
-        let change = self.lines().offer(point, offer);
-        self.metrics.pending_changed(change);
+        let field = Key::of(offer.object.as_ref());
+        self.change_waiting(&field, Some(point), |lines| lines.offer(point, offer));
     }
 
     /// `object` is cached: what waits of it in this very state needs no copy of its own.
@@ -207,13 +207,29 @@ impl<T: Transport> Outbox<T> {
 
     /// Nothing of `field` waits any more: it is gone, or suspended.
     pub fn withdraw(&self, field: &Key, gone: bool) {
-        let mut lines = self.lines();
-        let point = if gone { lines.no_longer_left_out(field) } else { None };
-        let change = lines.withdraw(field, gone);
-        drop(lines);
-        self.metrics.pending_changed(change);
+        let mut point = None;
+        self.change_waiting(field, None, |lines| {
+            point = if gone { lines.no_longer_left_out(field) } else { None };
+            lines.withdraw(field, gone)
+        });
         if let Some(point) = point {
             self.points.wake(&point);
+        }
+    }
+
+    /// Changes by `change` what waits of `field`, in its line or that of `point`. Wakes each contact point whose status says
+    /// that messages wait, and none does any more, or the reverse.
+    fn change_waiting(&self, field: &Key, point: Option<&Key>, change: impl FnOnce(&mut Lines) -> i64) {
+        let mut lines = self.lines();
+        let points: BTreeSet<_> = lines.place(field).into_iter().chain(point).cloned().collect();
+        let before: Vec<_> = points.into_iter().map(|point| (lines.failing(&point).is_some(), point)).collect();
+        let change = change(&mut lines);
+        let changed = before.into_iter().filter(|(was, point)| lines.failing(point).is_some() != *was);
+        let changed: Vec<_> = changed.map(|(_, point)| point).collect();
+        drop(lines);
+        self.metrics.pending_changed(change);
+        for point in &changed {
+            self.points.wake(point);
         }
     }
 

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode, header};
-use quartermaster::api::ContactPoint;
+use quartermaster::api::{ContactPoint, TrackedField};
 use rstest::rstest;
 use serde_json::json;
 use testbed::proxy::{Fault, Match, Times, Verb};
 use testbed::receiver::{Receiver, Reply};
 
 use super::{status, tests};
-use crate::support::{Bed, Operator, SOON, Settings};
+use crate::support::{Bed, Operator, SOON, Settings, condition};
 
 #[rstest]
 #[case::suspended_and_resumed(false)]
@@ -93,4 +93,19 @@ async fn a_stopped_contact_point_keeps_its_reason_when_one_attempt_meets_a_503()
     receiver.wait_for(SOON, |requests| requests.len() >= now + 4).await.unwrap();
     let after = bed.api::<ContactPoint>().get("hook").await.unwrap();
     assert_eq!(after.metadata.resource_version, stopped.metadata.resource_version, "{:?}", after.status);
+}
+
+#[tokio::test]
+async fn contact_point_does_not_speak_of_messages_when_none_waits() {
+    let bed = Bed::shared("forgone").await;
+    let receiver = Receiver::start().unwrap();
+    let _operator = Operator::start(&bed, Settings::default().flag("--retry-min=300ms")).await;
+    bed.webhook("hook", &receiver.url()).await;
+    let ready = condition(&bed.ready("hook").await);
+    receiver.always(status(503));
+    bed.deployment("web", 1).await;
+    bed.track("it", "Deployment", "web", "replicas", "hook").await;
+    bed.until("hook", "has waiting messages", |point| condition(point).1.contains("they wait")).await;
+    bed.delete::<TrackedField>("it").await;
+    bed.until("hook", "has no waiting message", |point| condition(point) == ready).await;
 }

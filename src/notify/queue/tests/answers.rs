@@ -1,6 +1,18 @@
 //! What a receiver says, and what a line makes of it.
 
+use std::future;
+
+use rstest::rstest;
+use tokio_util::sync::CancellationToken;
+
 use super::*;
+use crate::api::ContactPoint;
+use crate::notify::queue::flights::REJECTED_WRITES;
+use crate::notify::queue::line::FAILING_FROM;
+use crate::notify::queue::{Circumstances, Outbox};
+use crate::notify::{Content, Transport};
+use crate::runtime::metrics::Metrics;
+use crate::runtime::reconciler::Trigger;
 
 #[test]
 fn a_retry_is_the_same_request_and_comes_later() {
@@ -84,6 +96,106 @@ fn failures_are_told_from_the_second_on() {
     let request = line.take().unwrap();
     line.taken(&request, 1);
     assert_eq!(line.lines.failing(&key("p")), None);
+}
+
+/// Lets the messages of `p` fail as often as its status tells of it.
+fn fail(line: &mut Line) {
+    for _ in 0..FAILING_FROM {
+        line.now += PATIENCE.stopped;
+        let request = line.take().unwrap();
+        line.answer(&request, Err(retry("refused")));
+    }
+    assert!(line.lines.failing(&key("p")).is_some());
+}
+
+#[rstest]
+#[case::deleted(|line: &mut Line| _ = line.lines.withdraw(&key("a"), true))]
+#[case::suspended(|line: &mut Line| _ = line.lines.withdraw(&key("a"), false))]
+#[case::expired(|line: &mut Line| _ = line.offer("a", &["1!"]))]
+#[case::moved(|line: &mut Line| _ = line.lines.offer(&key("q"), offer("a", &["1"])))]
+fn messages_no_longer_fail_when_none_waits(#[case] end: fn(&mut Line)) {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    fail(&mut line);
+    end(&mut line);
+    assert_eq!(line.lines.failing(&key("p")), None);
+    assert_eq!(line.lines.failing(&key("q")), None);
+    line.offer("b", &["2"]);
+    assert!(line.lines.failing(&key("p")).is_some(), "the receiver has accepted nothing since");
+}
+
+#[test]
+fn messages_fail_while_another_object_waits() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    line.offer("b", &["2"]);
+    fail(&mut line);
+    line.lines.withdraw(&key("a"), true);
+    assert!(line.lines.failing(&key("p")).is_some());
+}
+
+/// Nothing more of it is sent until its outcome is recorded.
+#[test]
+fn messages_no_longer_fail_when_only_an_object_that_is_left_out_waits() {
+    let mut line = Line::open();
+    line.observe("a", &["1"], false, Duration::ZERO);
+    line.offer("a", &["1"]);
+    fail(&mut line);
+    line.now += PATIENCE.max_age + PATIENCE.stopped;
+    let request = line.take().unwrap();
+    line.answer(&request, Err(retry("refused")));
+    assert_eq!(line.lines.outcomes(&key("a")).len(), 1, "expired");
+    for _ in 0..REJECTED_WRITES {
+        assert!(line.lines.failing(&key("p")).is_some());
+        line.lines.write_rejected(&key("a"), &key("p"), (403, "denied"), Circumstances::default(), line.now);
+    }
+    assert_eq!(line.lines.failing(&key("p")), None);
+}
+
+#[test]
+fn contact_point_is_told_when_its_last_message_goes_during_an_attempt() {
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    fail(&mut line);
+    line.now += PATIENCE.stopped;
+    let request = line.take().unwrap();
+    line.lines.withdraw(&key("a"), true);
+    assert!(line.lines.failing(&key("p")).is_some(), "the answer may be another one");
+    assert!(line.answer(&request, Err(retry("refused"))).point);
+    assert_eq!(line.lines.failing(&key("p")), None);
+}
+
+struct Hanging;
+
+impl Transport for Hanging {
+    async fn slot(&self, _: &Endpoint) {}
+
+    async fn send(&self, _: &Endpoint, _: Content<'_>, _: bool) -> Result<Sent, SendError> {
+        future::pending().await
+    }
+}
+
+#[test]
+fn contact_point_is_woken_when_its_last_message_goes() {
+    let points = Trigger::<ContactPoint>::default();
+    let mut woken = points.open();
+    let mut woken = || woken.try_recv().ok().map(|point| point.name);
+    let outbox = Outbox::new(Hanging, PATIENCE, Metrics::new(), Trigger::default(), points, CancellationToken::new());
+    let mut line = Line::open();
+    line.offer("a", &["1"]);
+    line.offer("b", &["2"]);
+    fail(&mut line);
+    *outbox.lines() = line.lines;
+    outbox.withdraw(&key("a"), true);
+    assert_eq!(woken(), None, "another message waits");
+    outbox.withdraw(&key("b"), true);
+    assert_eq!((woken().as_deref(), woken()), (Some("p"), None));
+    outbox.offer(&key("p"), offer("c", &["3"]));
+    assert_eq!((woken().as_deref(), woken()), (Some("p"), None));
+    outbox.offer(&key("p"), offer("c", &["3", "4"]));
+    assert_eq!(woken(), None);
+    outbox.offer(&key("q"), offer("c", &["3", "4"]));
+    assert_eq!((woken().as_deref(), woken()), (Some("p"), None));
 }
 
 #[test]

@@ -7,7 +7,7 @@ const DAY: Duration = Duration::from_hours(24);
 
 impl Line {
     /// Observes a `TrackedField` with these entries of time zero, as its reconcile does first.
-    fn observe(&mut self, name: &str, entries: &[&str], held: bool, wall: Duration) {
+    pub(super) fn observe(&mut self, name: &str, entries: &[&str], held: bool, wall: Duration) {
         let mut history = field(name, entries).history().unwrap();
         let at = |second: u64| jiff::Timestamp::from_second(i64::try_from(second).unwrap()).unwrap();
         for entry in &mut history {
