@@ -28,8 +28,8 @@ pub trait StoredSpec {
 /// Returns the message about a stored spec of that many bytes.
 pub fn too_large(bytes: usize) -> String {
     format!(
-        "spec has {bytes} bytes as JSON (an escape counts as one), and the operator reads at most {MAX_SPEC}: shorten it, such as by moving long texts \
-         into a ConfigMap, or delete the object"
+        "spec is {bytes} bytes of JSON (each escape sequence counts as one byte); the operator reads at most {MAX_SPEC}. Shorten it, for example by \
+         moving long texts into a ConfigMap, or delete the object"
     )
 }
 
@@ -153,8 +153,8 @@ mod tests {
         assert_eq!(oversized.oversized(), Some(size));
         assert_eq!(serde_json::to_value(&oversized).unwrap(), serde_json::to_value(S::default()).unwrap());
         let message = oversized.check_size().unwrap_err();
-        assert!(message.starts_with(&format!("spec has {size} bytes as JSON")), "{message}");
-        assert!(message.contains("262144") && message.contains("shorten it"), "{message}");
+        assert!(message.starts_with(&format!("spec is {size} bytes of JSON")), "{message}");
+        assert!(message.contains("262144") && message.contains("Shorten it"), "{message}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Bounds on how deeply the apiserver's answers nest.
 //!
-//! `serde_json` decodes less than 128 levels, and the apiserver stores thousands. An object that cannot be decoded takes its
-//! list or watch with it, and so every object of its kind. `managedFields` nest as deep as their object, so metadata
-//! alone is no way out.
+//! `serde_json` decodes fewer than 128 levels, and the apiserver stores thousands. One object that cannot be decoded makes its
+//! whole list or watch fail, and so hides every object of its kind. Requesting only metadata does not help, because
+//! `managedFields` nest as deeply.
 
 use axum::body::Bytes;
 use http::Response;
@@ -14,12 +14,12 @@ use serde_json::Value;
 use tower::BoxError;
 use tower::util::MapResponseLayer;
 
-/// Levels of an answer that are kept. Objects and arrays on the last one are empty, so an answer stays JSON, and whatever
-/// was an object or an array still is one.
+/// Levels of an answer that are kept. An object or array at the last kept level becomes empty, so the answer stays valid JSON
+/// and each value keeps its type.
 const KEPT_LEVELS: usize = 120;
 
-/// Levels of an object that is read. An object of which anything was left out has more, in a list (two levels around
-/// it), in a watch (one) and alone.
+/// Most levels of an object that is read. An object from which the filter removed something always has more, whether it came
+/// in a list (two more levels), a watch (one) or alone.
 pub(crate) const OBJECT_LEVELS: usize = 100;
 
 /// Returns whether `value` has more than `levels` of objects and arrays in each other.

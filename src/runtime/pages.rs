@@ -20,8 +20,8 @@ const FIRST: u32 = 10;
 /// Bytes that a page should have.
 const AIM: usize = 512 * 1024;
 
-/// Most bytes of a page with more than one object. The operator asks for a larger page again, for fewer objects: objects of the
-/// pages before may all have been small.
+/// Most bytes of a page with more than one object. If a page is larger, the operator requests it again with fewer objects: all
+/// earlier objects may have been small.
 const LIMIT: usize = 1024 * 1024;
 
 /// Most resources whose page size is remembered. Lists of further ones begin anew.

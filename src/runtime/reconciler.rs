@@ -208,7 +208,7 @@ struct Work<O> {
     queue: BTreeMap<Turn, O>,
     /// Number of turns so far.
     turns: u64,
-    /// Since when.
+    /// Objects that are being reconciled, and when each reconcile began.
     running: HashMap<O, Instant>,
 }
 
@@ -269,7 +269,8 @@ impl<O: Clone + Eq + Hash> Work<O> {
         self.queue.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// A reconcile begins. Returns how long it was due, and whether its addition to the queue was not counted yet.
+    /// Marks the start of a reconcile. Returns how long the object was due, and whether the clock made it due (such additions
+    /// are counted only now).
     fn began(&mut self, object: O, now: Instant) -> Option<(Duration, bool)> {
         let due = self.objects.get_mut(&object).and_then(|item| item.due.take());
         self.running.insert(object, now);
