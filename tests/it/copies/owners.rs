@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use quartermaster::api::config_map_sync::FINALIZER;
+
 use super::*;
 
 #[tokio::test]
@@ -337,4 +339,30 @@ async fn what_another_controls_is_neither_deleted_nor_waited_for() {
     shop.bed.delete::<ConfigMapSync>("s").await;
     shop.ended("s").await;
     assert_eq!(shop.maps(&far).get("settings").await.unwrap().uid(), copy.uid());
+}
+
+/// The cache keeps no list of this size.
+#[tokio::test]
+async fn others_finalizers_stay_however_many_they_are() {
+    let shop = Shop::shared("finalizers").await;
+    let far = shop.open("far", json!({})).await;
+    let here = shop.bed.namespace.clone();
+    shop.map(&here, "settings", json!({ "data": { "a": "1" } })).await;
+    let others: Vec<_> = (0..1000).map(|number| format!("example.com/finalizer-{number}")).collect();
+    let spec = json!({ "sourceNamespace": here, "configMapName": "settings", "destinationNamespace": far });
+    let sync = json!({ "metadata": { "finalizers": others }, "spec": spec });
+    shop.bed.create::<ConfigMapSync>("s", sync).await;
+    let _operator = shop.operator(&["far"]).await;
+    shop.copied(&far, "settings", json!({ "a": "1" })).await;
+    let all: Vec<_> = others.iter().cloned().chain([FINALIZER.to_owned()]).collect();
+    assert!(shop.bed.api::<ConfigMapSync>().get("s").await.unwrap().finalizers() == all);
+    shop.bed.delete::<ConfigMapSync>("s").await;
+    shop.gone(&far, "settings").await;
+    shop.bed.until("s", "has others' finalizers alone", |sync: &ConfigMapSync| sync.finalizers() == others).await;
+    // The placeholder of the cache can never be written.
+    let empty = Patch::Merge(json!({ "metadata": { "finalizers": [""] } }));
+    let refused = shop.bed.api::<ConfigMapSync>().patch("s", &PatchParams::default(), &empty).await.unwrap_err();
+    assert!(matches!(&refused, kube::Error::Api(said) if said.code == 422), "{refused}");
+    shop.bed.patch::<ConfigMapSync>("s", json!({ "metadata": { "finalizers": [] } })).await;
+    shop.ended("s").await;
 }
