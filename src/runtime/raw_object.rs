@@ -191,9 +191,8 @@ fn decoded_size(json: &str) -> usize {
         }
         match byte {
             b'"' => (in_string, is_empty) = (true, true),
-            b',' => values += 1,
+            b',' | b'[' => values += 1,
             b':' => members += 1,
-            b'[' => values += 1,
             b'{' => (values, maps) = (values + 1, maps + 1),
             _ => {}
         }

@@ -182,9 +182,9 @@ impl<S: Clone + PartialEq> Seen<S> {
     ///
     /// # Errors
     /// The apiserver's answer: 409 when the child has changed since, or is another one.
-    pub async fn delete<K>(&self, api: &Api<K>, key: &Key, live: &K) -> kube::Result<()>
+    pub async fn delete<K>(&self, api: &Api<K>, key: &Key, live: &impl ResourceExt) -> kube::Result<()>
     where
-        K: ResourceExt + Clone + Debug + DeserializeOwned,
+        K: Clone + Debug + DeserializeOwned,
     {
         let uid = live.uid().unwrap_or_default();
         // The watch may show the end before the answer comes.

@@ -230,7 +230,7 @@ where
         match told {
             Told::Shown(Event::Init) => observer.listing(resource, shard),
             Told::Shown(Event::InitApply(object) | Event::Apply(object)) => {
-                observer.present(resource, (self.into)(object))
+                observer.present(resource, (self.into)(object));
             }
             Told::Shown(Event::Delete(object)) => observer.gone(resource, (self.into)(object)),
             Told::Shown(Event::InitDone) => {

@@ -121,7 +121,7 @@ impl Peak {
     }
 }
 
-/// 100 AppServices of 1.3 MB: whole pages of them, or the objects in memory, would take far more than a replica has.
+/// 100 `AppServices` of 1.3 MB: whole pages of them, or the objects in memory, would take far more than a replica has.
 #[rstest]
 #[case::streamed(true)]
 #[case::paged(false)]
@@ -162,7 +162,7 @@ async fn huge_specs_fit_into_the_memory_of_both_replicas(#[case] streamed: bool)
             let status = app.status.unwrap_or_default();
             let ready = status.condition("Ready").cloned().unwrap_or_default();
             let (reason, message) = (ready.reason.unwrap_or_default(), ready.message.unwrap_or_default());
-            let told = reason == "SpecInvalid" && message.contains("spec has 1300") && message.contains("shorten it");
+            let told = reason == "SpecInvalid" && message.contains("spec is 1300") && message.contains("Shorten it");
             anyhow::ensure!(told, "{:?} says {reason}: {message}", app.metadata.name);
         }
         Ok(Some(()))
@@ -339,7 +339,7 @@ async fn large_spec_of_any_kind_is_reported_until_it_is_shortened_or_deleted() {
             let ready = ready.map(|ready| format!("{}: {}", ready["reason"].as_str().unwrap(), ready["message"]));
             let said = waiting.or(ready).unwrap_or_default();
             let is_invalid =
-                said.starts_with("SpecInvalid") && said.contains("spec has 300") && said.contains("shorten it");
+                said.starts_with("SpecInvalid") && said.contains("spec is 300") && said.contains("Shorten it");
             anyhow::ensure!(is_invalid == invalid, "it says {said:?}");
             Ok(Some(()))
         });

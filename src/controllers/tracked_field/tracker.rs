@@ -321,7 +321,7 @@ impl Tracker {
 
     /// Shows every follower of an object what has become of it, and wakes those for whom it is news. What is not cheap to
     /// look up is put off until a read.
-    fn show(&self, resource: &ResourceName, object: RawObject, exists: bool) {
+    fn show(&self, resource: &ResourceName, object: &RawObject, exists: bool) {
         let target = TargetKey {
             resource: resource.clone(),
             namespace: object.namespace().unwrap_or_default(),
@@ -341,23 +341,23 @@ impl Tracker {
         }
         // Decode and look up without the lock, because everything else waits for it.
         let look_up_all = |whole: Value| look_up(&whole, fields, |_| true, Place::AtOnce);
-        let looked_up = exists.then(|| decoded(&object).map(look_up_all));
+        let looked_up = exists.then(|| decoded(object).map(look_up_all));
         let mut state = self.state();
         if !state.counts(&target.resource, &target.namespace) {
             return;
         }
         state.each_of(&target, |key, follower| {
             let news = match &looked_up {
-                None => follower.observe(&object, None),
-                Some(Err(why)) => follower.observe_unreadable(&object, why),
+                None => follower.observe(object, None),
+                Some(Err(why)) => follower.observe_unreadable(object, why),
                 Some(Ok(lookups)) => match lookups.get(&follower.field) {
                     Some(Lookup::Found(value)) => {
                         follower.put_off = false;
-                        follower.observe(&object, Some(value.clone()))
+                        follower.observe(object, Some(value.clone()))
                     }
-                    Some(Lookup::PutOff) => follower.put_off(&object),
+                    Some(Lookup::PutOff) => follower.put_off(object),
                     Some(Lookup::Refused(estimate)) => {
-                        follower.observe_unreadable(&object, &Unreadable::TooExpensive(*estimate))
+                        follower.observe_unreadable(object, &Unreadable::TooExpensive(*estimate))
                     }
                     // Followed during the lookups: it has to be read.
                     None => false,
@@ -447,12 +447,12 @@ impl Observer for Tracker {
         if resource.is_watched_by_metadata() {
             self.show_metadata(resource, &object);
         } else {
-            self.show(resource, object, true);
+            self.show(resource, &object, true);
         }
     }
 
     fn gone(&self, resource: &ResourceName, object: RawObject) {
-        self.show(resource, object, false);
+        self.show(resource, &object, false);
     }
 
     fn listed(&self, resource: &ResourceName, shard: Option<&str>) {

@@ -218,7 +218,7 @@ fn child_that_another_client_deleted_is_lost_until_it_is_created_again() {
 /// Deletes the child `web` of UID 1; the apiserver answers with this code.
 async fn delete(seen: &Seen<u8>, code: u16) {
     let (service, mut apiserver) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-    let api = Api::namespaced(Client::new(service, "shop"), "shop");
+    let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "shop"), "shop");
     let metadata = ObjectMeta { name: Some("web".into()), uid: Some("1".into()), ..ObjectMeta::default() };
     let live = ConfigMap { metadata, ..ConfigMap::default() };
     let status = if code == 200 { "Success" } else { "Failure" };
