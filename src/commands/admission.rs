@@ -101,7 +101,8 @@ pub fn unchecked(policies: &[Policy], objects: &[Object]) -> Vec<Unchecked> {
         let kind = KINDS.iter().find(|kind| kind.resource().kind == object.kind);
         let name = kind.map(|kind| policies::policy_name(kind.controller));
         let since = policies.iter().find(|policy| Some(&policy.name) == name.as_ref()).and_then(|policy| policy.since);
-        since.is_some_and(|since| object.created.is_some_and(|created| created < since))
+        // Times of creation have whole seconds.
+        since.is_some_and(|since| object.created.is_some_and(|created| created <= since))
     };
     let unchecked = |object: &Object| Unchecked {
         kind: object.kind.clone(),

@@ -225,7 +225,8 @@ fn print_admission(seen: &Seen, out: &mut Paper) -> std::io::Result<()> {
     }
     if !seen.unchecked.is_empty() {
         let number = count(seen.unchecked.len(), "object is older", "objects are older");
-        out.line(format!("{number} than the admission policies, which did not check its author's permissions:"))?;
+        let authors = if seen.unchecked.len() == 1 { "its author's" } else { "their authors'" };
+        out.line(format!("{number} than the admission policies, which did not check {authors} permissions:"))?;
         for Unchecked { kind, namespace, name } in seen.unchecked.iter().take(UNCHECKED) {
             out.line(format!("  {}/{name} in {namespace}", kind.to_lowercase()))?;
         }

@@ -43,7 +43,7 @@ pub fn judge(
         return PolicyState::NotInForce(format!("ValidatingAdmissionPolicyBinding {binding} not found"));
     };
     if !is_as_shipped(shipped.policy.spec.as_ref(), policy.spec.as_ref()) {
-        return PolicyState::NotInForce(format!("ValidatingAdmissionPolicy {name} differs from this version's"));
+        return PolicyState::NotInForce(differs(&format!("ValidatingAdmissionPolicy {name}")));
     }
     let found = binding.spec.as_ref();
     let wanted = shipped.binding.spec.clone().map(|mut spec| {
@@ -58,10 +58,15 @@ pub fn judge(
     });
     if !is_as_shipped(wanted.as_ref(), found) {
         let name = binding.name_any();
-        return PolicyState::NotInForce(format!("ValidatingAdmissionPolicyBinding {name} differs from this version's"));
+        return PolicyState::NotInForce(differs(&format!("ValidatingAdmissionPolicyBinding {name}")));
     }
     let since = [&policy.metadata, &binding.metadata].map(|meta| meta.creation_timestamp.as_ref().map(|time| time.0));
     PolicyState::InForce(since.into_iter().max().flatten())
+}
+
+/// `kubectl apply` leaves fields that somebody else added.
+fn differs(what: &str) -> String {
+    format!("{what} differs from this version's: install it again, and if it still differs, delete it before")
 }
 
 fn is_as_shipped<T: Serialize>(shipped: Option<&T>, found: Option<&T>) -> bool {

@@ -73,13 +73,21 @@ impl Trouble {
         match error {
             kube::Error::Api(said)
                 if is_unreadable(&said)
-                    || (matches!(said.code, 400 | 403 | 405 | 413 | 422) && !is_replaced(&said)) =>
+                    || (matches!(said.code, 400 | 403 | 405 | 413 | 422)
+                        && !is_replaced(&said)
+                        && !is_owner_kind_unknown(&said)) =>
             {
                 Self::Refused { what, said }
             }
             error => Self::Api { what, error },
         }
     }
+}
+
+/// Returns whether an apiserver that has just started does not know the owner's kind yet, and so cannot tell whether the operator may
+/// block its deletion.
+fn is_owner_kind_unknown(said: &Status) -> bool {
+    said.code == 403 && said.message.contains("cannot find RESTMapping")
 }
 
 /// Server-side apply answers 500 to an object that is none of its kind, such as one with a quantity that is no number (seen
@@ -103,6 +111,19 @@ fn any_item(field: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The words are those of the admission plugin `OwnerReferencesPermissionEnforcement`.
+    #[test]
+    fn an_apiserver_that_does_not_know_the_owner_s_kind_yet_is_asked_again() {
+        let of = |message: &str| {
+            let status = Status::failure(message, "Forbidden").with_code(403);
+            Trouble::of("Service shop/web".into(), kube::Error::Api(Box::new(status))).class()
+        };
+        let unknown = "services \"web\" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for \
+                       APIVersion kosmos.io/v1 Kind AppService: no matches for kind \"AppService\" in version \"kosmos.io/v1\"";
+        assert_eq!(of(unknown), Class::Transient);
+        assert_eq!(of("services \"web\" is forbidden: cannot create resource"), Class::Terminal);
+    }
 
     #[test]
     fn number_of_an_item_is_not_looked_at_and_a_key_is() {
