@@ -74,8 +74,8 @@ pub struct ConfigMapSyncSpec {
     #[schemars(extend("minItems" = 1, "maxItems" = 256, "items" = { "type": "string", "maxLength": 63 }, "x-kubernetes-list-type" = "set"))]
     #[x_kube(validation = ("self.all(name, !format.dns1123Label().validate(name).hasValue())", NAMESPACE))]
     pub destination_namespaces: Vec<String>,
-    /// Labels of the namespaces of the copies; `{}` is every namespace. The source's own, and those that Kubernetes itself
-    /// lives in, get no copy.
+    /// Labels of the namespaces of the copies; `{}` is every namespace. Those that Kubernetes itself lives in get no
+    /// copy, and the source's namespace gets one only if `destinationName` differs from the source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "selector_schema")]
     pub destination_namespace_selector: Option<LabelSelector>,

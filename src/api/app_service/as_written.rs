@@ -7,7 +7,7 @@ use schemars::transform::{RecursiveTransform, Transform};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::bounds;
 
@@ -53,10 +53,10 @@ impl<T: JsonSchema> JsonSchema for AsWritten<T> {
 }
 
 /// Bounds what Kubernetes' own schemas leave unbounded: strings by the name of their field, lists by the most entries that
-/// are of use.
+/// are of use. Adds the rules over what Kubernetes' own validation refuses.
 fn bound_children(schema: &mut Schema) {
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
-    for (name, property) in properties {
+    for (name, property) in &mut *properties {
         let longest = match name.as_str() {
             "value" => bounds::MAX_TEXT,
             "path" | "fieldPath" => PATH,
@@ -78,6 +78,13 @@ fn bound_children(schema: &mut Schema) {
             property["x-kubernetes-validations"] = rule;
         }
     }
+    if let Some(source) = properties.get_mut("valueFrom") {
+        source["x-kubernetes-validations"] = json!([bounds::one_source()]);
+        if let Some(name) = properties.get_mut("name") {
+            name["x-kubernetes-validations"] = json!([bounds::env_name()]);
+        }
+        schema.insert("x-kubernetes-validations".into(), json!([bounds::one_value()]));
+    }
 }
 
 /// Sets a bound that is not there.
@@ -92,7 +99,6 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use k8s_openapi::api::core::v1::Probe;
-    use serde_json::json;
 
     use super::*;
 

@@ -14,8 +14,8 @@ pub const MAX_TEXTS: usize = 512;
 pub const MAX_SOURCES: usize = 32;
 /// Most parts of a probe's command, and most headers of a probe.
 pub const MAX_PARTS: u32 = 64;
-/// Most resources that are requested or limited.
-pub const MAX_RESOURCES: u32 = 16;
+/// Most resources that are requested or limited. With 16, Kubernetes 1.33 refuses [`requests_within_limits`] as too costly.
+pub const MAX_RESOURCES: u32 = 12;
 
 const COMMAND_BYTES: usize = 32_768;
 const ARGS_BYTES: usize = 49_152;
@@ -59,6 +59,71 @@ pub fn env() -> Rule {
         "env may have {ENV_BYTES} bytes in all, with {ENV_ENTRY_BYTES} for the form of each entry: put the rest into a ConfigMap \
          and name it in envFrom"
     ))
+}
+
+/// Rule over an entry of `env`.
+pub fn one_value() -> Rule {
+    Rule::new("!has(self.valueFrom) || !has(self.value) || self.value == ''")
+        .message("write value or valueFrom, not both")
+}
+
+/// Rule over the name of an entry of `env`.
+pub fn env_name() -> Rule {
+    Rule::new("self.matches('^[ -<>-~]+$')")
+        .message("write a name of printable ASCII characters without '=', such as LOG_LEVEL")
+}
+
+/// Rule over `valueFrom` of an entry of `env`.
+pub fn one_source() -> Rule {
+    Rule::new(one_of(&REFERENCES.map(|(reference, _)| reference))).message(
+        "write one of configMapKeyRef, secretKeyRef, fieldRef and resourceFieldRef, such as \
+         secretKeyRef: {name: shop, key: password}",
+    )
+}
+
+/// Rule over a probe.
+pub fn one_handler() -> Rule {
+    Rule::new(one_of(&["exec", "httpGet", "tcpSocket", "grpc"]))
+        .message("write one of exec, httpGet, tcpSocket and grpc, such as httpGet: {path: /, port: 80}")
+}
+
+/// Rule over a liveness or startup probe.
+pub fn one_success() -> Rule {
+    Rule::new("!has(self.successThreshold) || self.successThreshold == 1")
+        .message("write successThreshold: 1, or remove it: only a readinessProbe takes another")
+        .field_path(".successThreshold")
+}
+
+/// Returns CEL for "exactly one of these fields is there".
+fn one_of(fields: &[&str]) -> String {
+    let there: Vec<_> = fields.iter().map(|field| format!("has(self.{field})")).collect();
+    format!("[{}].exists_one(it, it)", there.join(", "))
+}
+
+/// Rule over the names of `requests` or `limits`.
+pub fn resource_names() -> Rule {
+    Rule::new(format!(
+        "size(self) > {MAX_RESOURCES} || self.all(name, name in ['cpu', 'memory', 'ephemeral-storage'] \
+         || name.startsWith('hugepages-') || name.contains('/'))"
+    ))
+    .message(
+        "a container has no resource of this name: write cpu, memory, ephemeral-storage, hugepages-SIZE, or a name with a \
+         domain, such as nvidia.com/gpu",
+    )
+}
+
+/// Rule over `resources`.
+pub fn requests_within_limits() -> Rule {
+    let quantity = |of: &str| {
+        format!("(type(self.{of}[name]) in [int] ? quantity('0').add(self.{of}[name]) : quantity(self.{of}[name]))")
+    };
+    Rule::new(format!(
+        "!has(self.requests) || !has(self.limits) || size(self.requests) > {MAX_RESOURCES} \
+         || self.requests.all(name, !(name in self.limits) || !{}.isGreaterThan({}))",
+        quantity("requests"),
+        quantity("limits"),
+    ))
+    .message("write requests that are not above their limits, such as requests: {cpu: 100m} for limits: {cpu: 1}")
 }
 
 /// The rule over a list within a probe, as `x-kubernetes-validations`, if the field of this name is one.

@@ -66,6 +66,7 @@ pub const OLD_SPEC: &str = "old/spec";
     validation = cluster_ip_takes_no_node_port(),
     validation = ingress_needs_a_port(),
     validation = autoscaling_needs_cpu(),
+    validation = autoscaled_cpu_is_above_zero(),
     validation = bounds::probe_port("livenessProbe"),
     validation = bounds::probe_port("readinessProbe"),
     validation = bounds::probe_port("startupProbe"),
@@ -113,12 +114,15 @@ pub struct AppServiceSpec {
     pub resources: Option<Resources>,
     /// Says whether the container must be started again, as in a Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = bounds::one_handler(), validation = bounds::one_success())]
     pub liveness_probe: Option<AsWritten<Probe>>,
     /// Says whether the container can serve, as in a Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = bounds::one_handler())]
     pub readiness_probe: Option<AsWritten<Probe>>,
     /// Says whether the container has started, as in a Pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = bounds::one_handler(), validation = bounds::one_success())]
     pub startup_probe: Option<AsWritten<Probe>>,
     /// `Always`, `IfNotPresent` or `Never`; `IfNotPresent` unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -184,6 +188,9 @@ pub const INGRESS_NEEDS_A_PORT: &str = "ingress leads to the first TCP port: add
 /// What to write where the autoscaler would have no request to measure against.
 pub const AUTOSCALING_NEEDS_CPU: &str = "autoscaling compares CPU usage with the CPU request: add resources.requests.cpu (or resources.limits.cpu), \
      such as resources: {requests: {cpu: 100m}}";
+/// What to write where the autoscaler would divide by zero.
+pub const CPU_ABOVE_ZERO: &str = "autoscaling compares CPU usage with the CPU request: write a CPU request above zero (or a limit, where there is no \
+     request), such as resources: {requests: {cpu: 100m}}";
 
 /// At the root, so it binds on create only (RFC 1035).
 fn name_of_a_service() -> Rule {
@@ -220,5 +227,24 @@ fn autoscaling_needs_cpu() -> Rule {
          && ((has(self.resources.requests) && 'cpu' in self.resources.requests) \
          || (has(self.resources.limits) && 'cpu' in self.resources.limits)))",
         AUTOSCALING_NEEDS_CPU,
+    )
+}
+
+/// A limit without a request counts as the request.
+fn autoscaled_cpu_is_above_zero() -> Rule {
+    let is_above_zero = |of: &str| {
+        let cpu = format!("self.resources.{of}['cpu']");
+        format!("(type({cpu}) in [int] ? {cpu} > 0 : quantity({cpu}).isGreaterThan(quantity('0')))")
+    };
+    rule_over(
+        &["autoscaling", "resources"],
+        &format!(
+            "!has(self.autoscaling) || !has(self.resources) \
+             || (has(self.resources.requests) && 'cpu' in self.resources.requests ? {} \
+             : !has(self.resources.limits) || !('cpu' in self.resources.limits) || {})",
+            is_above_zero("requests"),
+            is_above_zero("limits"),
+        ),
+        CPU_ABOVE_ZERO,
     )
 }

@@ -6,12 +6,13 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-use super::bounds::MAX_RESOURCES;
+use super::bounds;
 use crate::api::common::SECRET_NAME;
 
 /// What the container asks for, and what it may use.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = bounds::requests_within_limits())]
 pub struct Resources {
     /// What is kept free for it, such as `cpu: 100m`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -32,11 +33,14 @@ fn quantities(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({
         "type": "object",
         "additionalProperties": { "x-kubernetes-int-or-string": true, "maxLength": 64, "pattern": QUANTITY },
-        "maxProperties": MAX_RESOURCES,
-        "x-kubernetes-validations": [{
-            "rule": "self.all(name, size(name) <= 317)",
-            "message": "write the name of a resource in at most 317 characters, such as cpu or nvidia.com/gpu",
-        }],
+        "maxProperties": bounds::MAX_RESOURCES,
+        "x-kubernetes-validations": [
+            {
+                "rule": "self.all(name, size(name) <= 317)",
+                "message": "write the name of a resource in at most 317 characters, such as cpu or nvidia.com/gpu",
+            },
+            bounds::resource_names(),
+        ],
     })
 }
 

@@ -45,7 +45,7 @@ pub const NAME: &str = "appservice";
 /// The kind.
 pub const KIND: Kind = Kind::of::<AppService>(
     NAME,
-    &["b9879e7b878d723a"],
+    &["d1b3460d30273576"],
     Lends::Deployments,
     &[
         // Patched: the original program's annotation is taken away.

@@ -234,14 +234,14 @@ async fn spec_at_fault_takes_nothing_from_other_managers() {
     let limits = json!({ "limits": { "memory": "1Gi" } });
     edit::<Deployment>(&bed, "vertical-scaler", vec![add(&format!("{CONTAINER}/resources"), limits.clone())]).await;
     looked_at(&bed, "web").await;
-    spec["resources"] = json!({ "requests": { "cpu": "2" }, "limits": { "cpu": "1" } });
+    spec["resources"] = json!({ "requests": { "cpu": "-1" }, "limits": { "cpu": "4" } });
     respec(&bed, "web", spec.clone()).await;
     let words = not_ready(&bed, "web", "Rejected").await;
-    assert!(words.contains("must be less than or equal to cpu limit"), "{words}");
+    assert!(words.contains("must be greater than or equal to 0"), "{words}");
     let now = deployment(&bed, "web").await;
     assert_eq!(json!(now.spec.unwrap().template.spec.unwrap().containers[0].resources), limits);
     // Others keep their values once the spec is fixed.
-    spec["resources"]["limits"]["cpu"] = json!("4");
+    spec["resources"]["requests"]["cpu"] = json!("2");
     respec(&bed, "web", spec).await;
     ready(&bed, "web").await;
     let now = json!(deployment(&bed, "web").await.spec.unwrap().template.spec.unwrap().containers[0].resources);

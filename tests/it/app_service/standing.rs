@@ -181,14 +181,19 @@ async fn what_the_apiserver_refuses() {
     let operator = Operator::start(&bed, Settings::default().flag("--retry-max=100ms")).await;
     for (name, field, value, words) in [
         ("quantity", "resources", json!({ "requests": { "cpu": "-1" } }), "must be greater than or equal to 0"),
+        ("limits", "resources", json!({ "requests": { "example.com/a": 1 } }), "Limit must be set"),
         (
-            "limits",
-            "resources",
-            json!({ "requests": { "cpu": 2 }, "limits": { "cpu": 1 } }),
-            "must be less than or equal to cpu limit",
+            "probe",
+            "livenessProbe",
+            json!({ "tcpSocket": { "port": 80 }, "periodSeconds": -1 }),
+            "must be greater than or equal to 0",
         ),
-        ("probe", "livenessProbe", json!({ "periodSeconds": 1 }), "must specify a handler type"),
-        ("env", "env", json!([{ "name": "a=b" }]), "spec.template.spec.containers[0].env[0].name"),
+        (
+            "env",
+            "env",
+            json!([{ "name": "a", "valueFrom": { "fieldRef": { "fieldPath": "metadata.other" } } }]),
+            "spec.template.spec.containers[0].env[0].valueFrom",
+        ),
     ] {
         let mut spec = one();
         spec[field] = value;
