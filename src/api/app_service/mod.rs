@@ -188,7 +188,7 @@ pub const INGRESS_NEEDS_A_PORT: &str = "ingress leads to the first TCP port: add
 /// What to write where the autoscaler would have no request to measure against.
 pub const AUTOSCALING_NEEDS_CPU: &str = "autoscaling compares CPU usage with the CPU request: add resources.requests.cpu (or resources.limits.cpu), \
      such as resources: {requests: {cpu: 100m}}";
-/// What to write where the autoscaler would divide by zero.
+/// Message about a CPU request of zero, by which the autoscaler would divide.
 pub const CPU_ABOVE_ZERO: &str = "autoscaling compares CPU usage with the CPU request: write a CPU request above zero (or a limit, where there is no \
      request), such as resources: {requests: {cpu: 100m}}";
 
